@@ -1,0 +1,18 @@
+// Package observe is what people and machines see of a process: its logger,
+// its metrics and its operator port.
+package observe
+
+// Names of log fields, the same on both sides.
+const (
+	FieldConn     = "conn"     // connection id
+	FieldTarget   = "target"   // target's name
+	FieldClient   = "client"   // who connected
+	FieldOriginal = "original" // address the client dialled
+	FieldWorkload = "workload" // unit, container or pod of the client
+	FieldAgent    = "agent"    // an agent's identity
+	FieldServer   = "server"   // a server's address
+	FieldUpstream = "upstream" // a KAS's address
+	FieldReason   = "reason"   // why something was refused or ended
+	FieldMode     = "mode"     // interception mode
+	FieldListener = "listener" // address of one of our listeners
+)
