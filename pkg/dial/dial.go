@@ -30,6 +30,10 @@ type Target struct {
 	// false where it could not be told, and rules about uids then deny.
 	UID      uint32
 	UIDKnown bool
+	// Pod says that the client is not in the host's network namespace: rules
+	// about uids, which mean the host's users, are then not about it. The
+	// zero value is the strict one: where nobody can tell, such rules deny.
+	Pod bool
 	// Workload names the client for people: a unit, a container or a pod.
 	Workload string
 }
