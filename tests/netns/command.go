@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,8 +47,17 @@ func (c *Cmd) CgroupPath() string {
 
 // Start starts the process from a thread in the namespace.
 func (c *Cmd) Start() error {
+	l := c.host.lab
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return fmt.Errorf("netns: starting %s: the lab is closed", c)
+	}
+	l.cmds = append(l.cmds, c)
+	l.mu.Unlock()
 	if dir := c.CgroupPath(); dir != "" {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		// Its parent is gone if the lab is being closed, and must not come back.
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("netns: cgroup of %s: %w", c, err)
 		}
 		fd, err := os.Open(dir)
@@ -60,14 +70,6 @@ func (c *Cmd) Start() error {
 		}
 		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(fd.Fd())
 	}
-	l := c.host.lab
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return fmt.Errorf("netns: starting %s: the lab is closed", c)
-	}
-	l.cmds = append(l.cmds, c)
-	l.mu.Unlock()
 	return c.host.Do(c.Cmd.Start)
 }
 
