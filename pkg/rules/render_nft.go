@@ -1,0 +1,162 @@
+package rules
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// RenderNFT prints what mode nft installs for s, as text that `nft -f` loads.
+// The flag owner stands there as a comment: a table with it lives no longer
+// than the process that made it, and nft would load it for a moment only.
+func RenderNFT(s State) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Kasway, mode nft, generation %s: %s.\n", s.Generation, nftSummary(s))
+	for _, t := range PlanNFT(s) {
+		b.WriteString("\n")
+		t.render(&b)
+	}
+	return b.String()
+}
+
+func nftSummary(s State) string {
+	var who []string
+	if s.Clients.Host {
+		who = append(who, "host processes")
+	}
+	if s.Clients.Pods {
+		who = append(who, "pods")
+	}
+	if len(who) == 0 {
+		who = append(who, "nobody")
+	}
+	down := "connects pass untouched"
+	if s.WhenDown == Refuse {
+		down = "connects are refused"
+	}
+	return "diverts " + strings.Join(who, " and ") + "; without an agent " + down
+}
+
+// String is the table as text that `nft -f` loads.
+func (t NFTTable) String() string {
+	var b strings.Builder
+	t.render(&b)
+	return b.String()
+}
+
+func (t NFTTable) render(b *strings.Builder) {
+	if !t.Owner {
+		b.WriteString("# Outlives the agent; `kasway-agent cleanup` removes it.\n")
+	}
+	fmt.Fprintf(b, "table inet %s {\n", t.Name)
+	if t.Owner {
+		b.WriteString("\t# flags owner: the kernel removes this table when the agent ends\n")
+	}
+	if t.Alive {
+		b.WriteString("\t# renewed by the agent every 0.5 s\n")
+		fmt.Fprintf(b, "\tset %s {\n\t\ttype inet_proto; flags timeout; timeout %dms;\n\t\telements = { tcp }\n\t}\n", NFTAlive, AliveTimeout.Milliseconds())
+	}
+	// A chain must be known before another goes to it.
+	for _, base := range []bool{false, true} {
+		for _, c := range t.Chains {
+			if (c.Hook != "") == base {
+				c.render(b)
+			}
+		}
+	}
+	b.WriteString("}\n")
+}
+
+func (c NFTChain) render(b *strings.Builder) {
+	fmt.Fprintf(b, "\tchain %s {\n", c.Name)
+	if c.Hook != "" {
+		fmt.Fprintf(b, "\t\ttype %s hook %s priority %d; policy accept;\n", c.Type, c.Hook, c.Priority)
+	}
+	for _, r := range c.Rules {
+		fmt.Fprintf(b, "\t\t%s\n", r)
+	}
+	b.WriteString("\t}\n")
+}
+
+// String is the rule in the syntax of nft.
+func (r NFTRule) String() string {
+	var w []string
+	add := func(format string, a ...any) { w = append(w, fmt.Sprintf(format, a...)) }
+	if r.NotLoopback {
+		add(`iif != "lo"`)
+	}
+	if r.SYN {
+		add("tcp flags & (fin | syn | rst | ack) == syn")
+	}
+	switch r.Alive {
+	case AliveYes:
+		add("meta l4proto @%s", NFTAlive)
+	case AliveNo:
+		add("meta l4proto != @%s", NFTAlive)
+	}
+	if r.Mask != 0 {
+		add("meta mark & %#08x != %#08x", r.Mask, r.NotMark)
+	}
+	if r.NATed {
+		add("ct status dnat")
+	}
+	w = append(w, r.destination()...)
+	switch {
+	case r.To.IsValid():
+		add("dnat %s to %s", nftFamily(r.To.Addr()), r.To)
+	case r.Goto != "":
+		add("goto %s", r.Goto)
+	case r.Reject:
+		add("reject with tcp reset")
+	default:
+		add("return")
+	}
+	if r.Comment != "" {
+		add("comment %q", r.Comment)
+	}
+	return strings.Join(w, " ")
+}
+
+func (r NFTRule) destination() (w []string) {
+	switch {
+	case r.Dst.IsValid() && r.Dst.Bits() == 0:
+		w = append(w, "meta nfproto "+nftProto(r.Dst.Addr()))
+	case r.Dst.IsValid():
+		w = append(w, nftFamily(r.Dst.Addr())+" daddr "+nftPrefix(r.Dst))
+	}
+	if r.Dst.IsValid() && r.Port != 0 {
+		w = append(w, fmt.Sprintf("tcp dport %d", r.Port))
+	}
+	if !r.Original.IsValid() {
+		return w
+	}
+	w = append(w, "meta l4proto tcp")
+	if r.Original.Bits() == 0 {
+		w = append(w, "meta nfproto "+nftProto(r.Original.Addr()))
+	} else {
+		w = append(w, "ct original "+nftFamily(r.Original.Addr())+" daddr "+nftPrefix(r.Original))
+	}
+	return append(w, fmt.Sprintf("ct original proto-dst %d", r.Port))
+}
+
+func nftFamily(a netip.Addr) string {
+	if a.Is4() {
+		return "ip"
+	}
+	return "ip6"
+}
+
+func nftProto(a netip.Addr) string {
+	if a.Is4() {
+		return "ipv4"
+	}
+	return "ipv6"
+}
+
+// nftPrefix prints a single address as nft lists it, without its length.
+func nftPrefix(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}

@@ -1,0 +1,258 @@
+package rules
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Names and numbers of what mode nft installs.
+const (
+	// NFTPrefix starts the name of every nftables table of ours.
+	NFTPrefix = "kasway_"
+	// NFTGuard is the table of the dead-agent guard, shared by all generations.
+	NFTGuard = NFTPrefix + "guard"
+	// NFTAlive is the set whose element lapses when the agent stops renewing it.
+	NFTAlive = "alive"
+	// AliveTimeout is how long a heartbeat lasts in the kernel: with one every
+	// 0.5 s four may be missed, and 3 s after the last nothing is diverted.
+	AliveTimeout = 2500 * time.Millisecond
+	// NFTPriority is where our nat chains stand: before kube-proxy's at -100.
+	NFTPriority = -110
+)
+
+// Where our base chains stand. All nat chains run inside one hook of the
+// kernel's at -100, ordered among themselves by their own priority: -110 is
+// before kube-proxy's, and a filter chain at any priority below -100 would see
+// a diverted packet's old address. The guard must see what nat made of it, and
+// precede IPVS at -98.
+const (
+	nftPriorityRaw   = -105
+	nftPriorityAfter = -99
+)
+
+// NFTTable is one table of mode nft as data: the text of RenderNFT and the
+// netlink messages of mode nft are both made from it. Family inet.
+type NFTTable struct {
+	Name string
+	// Owner: the kernel removes the table when the agent's socket closes.
+	Owner bool
+	// Alive: the table holds the set NFTAlive with the element tcp.
+	Alive  bool
+	Chains []NFTChain
+}
+
+// NFTChain is a base chain (Hook not "") or one that others go to.
+type NFTChain struct {
+	Name string
+	// Type is "nat" or "filter", Hook "output" or "prerouting".
+	Type, Hook string
+	Priority   int
+	Rules      []NFTRule
+}
+
+// NFTAliveness is what a rule asks of the set NFTAlive.
+type NFTAliveness int
+
+// A rule may not ask, or want the agent alive, or silent.
+const (
+	AliveAny NFTAliveness = iota
+	AliveYes
+	AliveNo
+)
+
+// NFTRule is a rule: conditions, tested in the order of the fields, then one
+// verdict. A field's zero value is no condition.
+type NFTRule struct {
+	// NotLoopback: the packet did not come in by lo.
+	NotLoopback bool
+	// SYN: the segment opens a connection.
+	SYN   bool
+	Alive NFTAliveness
+	// NotMark: the packet does not carry Mark under Mask.
+	NotMark, Mask uint32
+	// NATed: conntrack has given the packet another destination.
+	NATed bool
+	// Dst is the destination at this point; Original the one before any nat.
+	Dst, Original netip.Prefix
+	// Port of Dst or Original; 0: any.
+	Port uint16
+
+	// To is the verdict dnat, Goto goto; Reject answers with a TCP reset. None
+	// of them: return.
+	To      netip.AddrPort
+	Goto    string
+	Reject  bool
+	Comment string
+}
+
+// PlanNFT is what mode nft installs for s: the table of its generation, and
+// with Refuse the guard.
+func PlanNFT(s State) []NFTTable {
+	own := NFTTable{Name: NFTPrefix + s.Generation, Owner: true, Alive: true}
+	guard := NFTTable{Name: NFTGuard}
+	for _, side := range nftSides(s) {
+		own.Chains = append(own.Chains, side.nat(), side.frozen(), side.diverts(), side.stale())
+		if side.guarded {
+			guard.Chains = append(guard.Chains, side.guard(), side.refuse())
+		}
+	}
+	if s.WhenDown != Refuse {
+		return []NFTTable{own}
+	}
+	return []NFTTable{own, guard}
+}
+
+// PlanNFTListen is the guard of mode listen: connects to addrs are answered
+// ECONNREFUSED while the agent that listens there is silent.
+func PlanNFTListen(addrs []netip.AddrPort) NFTTable {
+	t := NFTTable{Name: NFTGuard, Alive: true}
+	for _, hook := range []string{"output", "prerouting"} {
+		t.Chains = append(t.Chains, NFTChain{Name: hook, Type: "filter", Hook: hook, Priority: nftPriorityRaw,
+			Rules: []NFTRule{{SYN: true, Alive: AliveNo, Goto: "refuse"}}})
+	}
+	refuse := NFTChain{Name: "refuse"}
+	for _, a := range addrs {
+		addr := a.Addr().Unmap().WithZone("")
+		refuse.Rules = append(refuse.Rules, NFTRule{Dst: netip.PrefixFrom(addr, addr.BitLen()), Port: a.Port(), Reject: true})
+	}
+	t.Chains = append(t.Chains, refuse)
+	return t
+}
+
+// nftSide is one of the two places where connections begin: the host's own
+// sockets (hook output) and everybody else's (prerouting).
+type nftSide struct {
+	name, hook string
+	gate       NFTRule    // the conditions common to the side's base chains
+	to4, to6   netip.Addr // what its clients are diverted to
+	guarded    bool       // its clients are diverted, not the self-test alone
+	entries    []nftEntry
+}
+
+type nftEntry struct {
+	divert       *Divert
+	port4, port6 uint16 // listener; 0: none
+}
+
+func nftSides(s State) []nftSide {
+	host := nftSide{name: "host", hook: "output", guarded: s.Clients.Host,
+		gate: NFTRule{SYN: true, NotMark: s.Mark, Mask: s.MarkMask},
+		to4:  netip.AddrFrom4([4]byte{127, 0, 0, 1}), to6: netip.IPv6Loopback()}
+	// What comes by lo has been decided on output.
+	pods := nftSide{name: "pods", hook: "prerouting", guarded: s.Clients.Pods,
+		gate: NFTRule{NotLoopback: true, SYN: true}, to4: s.Node4, to6: s.Node6}
+	for i := range s.Diverts {
+		d := &s.Diverts[i]
+		if s.Clients.Host || d.Name == SelfTestName {
+			host.entries = append(host.entries, nftEntry{d, d.Ports.Host4, d.Ports.Host6})
+		}
+		if d.Name != SelfTestName {
+			pods.entries = append(pods.entries, nftEntry{d, d.Ports.Pod4, d.Ports.Pod6})
+		}
+	}
+	var sides []nftSide
+	if len(host.entries) > 0 {
+		sides = append(sides, host)
+	}
+	if s.Clients.Pods {
+		sides = append(sides, pods)
+	}
+	return sides
+}
+
+func (e nftSide) base(name, kind string, priority int, alive NFTAliveness, to string) NFTChain {
+	gate := e.gate
+	gate.Alive, gate.Goto = alive, to
+	return NFTChain{Name: name, Type: kind, Hook: e.hook, Priority: priority, Rules: []NFTRule{gate}}
+}
+
+func (e nftSide) nat() NFTChain {
+	return e.base(e.name, "nat", NFTPriority, AliveYes, e.name+"_divert")
+}
+
+// frozen answers the SYNs that a frozen agent's full backlog drops: they keep
+// their nat for ever, and their clients would hang for as long.
+func (e nftSide) frozen() NFTChain {
+	return e.base(e.name+"_frozen", "filter", nftPriorityAfter, AliveNo, e.name+"_stale")
+}
+
+func (e nftSide) guard() NFTChain {
+	return e.base(e.name, "filter", nftPriorityAfter, AliveAny, e.name+"_refuse")
+}
+
+// local is the address and port that connections to p are diverted to, if there is one.
+func (e nftSide) local(p netip.Prefix, entry nftEntry) (netip.AddrPort, bool) {
+	to, port := e.to6, entry.port6
+	if p.Addr().Is4() {
+		to, port = e.to4, entry.port4
+	}
+	return netip.AddrPortFrom(to, port), to.IsValid() && port != 0
+}
+
+// diverts decides as State.Match does: the first rule that matches. Without a
+// listener the connection is left alone, or to the guard.
+func (e nftSide) diverts() NFTChain {
+	c := NFTChain{Name: e.name + "_divert"}
+	for _, entry := range e.entries {
+		for _, dst := range entry.divert.Entries {
+			r := NFTRule{Dst: dst.Prefix, Port: dst.Port, Comment: nftComment(entry.divert.Name)}
+			switch to, ok := e.local(dst.Prefix, entry); {
+			case entry.divert.Refused:
+				r.Reject = true
+			case ok:
+				r.To = to
+			}
+			c.Rules = append(c.Rules, r)
+		}
+	}
+	return c
+}
+
+func (e nftSide) stale() NFTChain {
+	c := NFTChain{Name: e.name + "_stale"}
+	for _, entry := range e.entries {
+		for _, l := range []netip.AddrPort{netip.AddrPortFrom(e.to4, entry.port4), netip.AddrPortFrom(e.to6, entry.port6)} {
+			if l.Addr().IsValid() && l.Port() != 0 {
+				c.Rules = append(c.Rules, NFTRule{NATed: true, Dst: netip.PrefixFrom(l.Addr(), l.Addr().BitLen()), Port: l.Port(),
+					Reject: true, Comment: nftComment(entry.divert.Name)})
+			}
+		}
+	}
+	return c
+}
+
+// refuse lets through what nat has brought to a listener of any generation,
+// and refuses the rest of what clients mean for a target, wherever somebody
+// else's nat has sent it.
+func (e nftSide) refuse() NFTChain {
+	c := NFTChain{Name: e.name + "_refuse"}
+	for _, to := range []netip.Addr{e.to4, e.to6} {
+		if to.IsValid() {
+			c.Rules = append(c.Rules, NFTRule{NATed: true, Dst: netip.PrefixFrom(to, to.BitLen()), Comment: "diverted"})
+		}
+	}
+	for _, entry := range e.entries {
+		if entry.divert.Name == SelfTestName {
+			continue
+		}
+		for _, dst := range entry.divert.Entries {
+			c.Rules = append(c.Rules, NFTRule{Original: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
+		}
+	}
+	return c
+}
+
+// nftComment makes a name fit for a comment: nft knows no escapes, and keeps
+// 128 bytes.
+func nftComment(name string) string {
+	if len(name) > 120 {
+		name = name[:120]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' {
+			return '_'
+		}
+		return r
+	}, name)
+}
