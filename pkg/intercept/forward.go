@@ -1,0 +1,179 @@
+package intercept
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	mrand "math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/dial"
+	"github.com/kasway/kasway/pkg/observe"
+)
+
+// ForwardConfig is what a Forwarder needs.
+type ForwardConfig struct {
+	// Dial opens the way to the target.
+	Dial dial.Func
+	// Gates holds connections while there is no way.
+	Gates *Gates
+	// Hold bounds how long one connection is held, from when it was taken;
+	// 0: none is.
+	Hold time.Duration
+	// DialTimeout bounds one attempt of Dial; 0: DefaultDialTimeout.
+	DialTimeout time.Duration
+	// UIDs finds the users of host clients; nil where no rule asks for them.
+	UIDs    *UIDs
+	Log     logrus.FieldLogger
+	Metrics *Metrics
+}
+
+// DefaultDialTimeout is longer than the server takes to try several upstreams,
+// and shorter than what clients of a KAS wait for (30 s).
+const DefaultDialTimeout = 15 * time.Second
+
+// Forwarder carries taken connections: each is described, held if need be,
+// dialled and then piped to its end.
+type Forwarder struct{ cfg ForwardConfig }
+
+// NewForwarder makes a Forwarder; its Handle is a Handler.
+func NewForwarder(cfg ForwardConfig) *Forwarder {
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = DefaultDialTimeout
+	}
+	cfg.Metrics = orUnregistered(cfg.Metrics)
+	return &Forwarder{cfg: cfg}
+}
+
+// Handle carries t to its end. If it cannot, the client sees a reset.
+func (f *Forwarder) Handle(ctx context.Context, t Taken) {
+	start := time.Now()
+	client := dial.NewTCP(t.Conn)
+	target, err := f.describe(t)
+	log := f.cfg.Log.WithFields(logrus.Fields{
+		observe.FieldConn: target.ID, observe.FieldTarget: target.Name, observe.FieldClient: target.Client,
+	})
+	if err != nil {
+		log.WithError(err).Debug("original destination is not known")
+	}
+	far, err := f.open(ctx, t.Conn, target, start)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ErrStopped
+		}
+		client.Abort(err)
+		f.cfg.Metrics.refused.WithLabelValues(reason(err)).Inc()
+		log.WithField(observe.FieldReason, reason(err)).WithError(err).Debug("connection refused")
+		return
+	}
+	log.WithField(observe.FieldOriginal, target.Original).Debug("connection opened")
+	stop := context.AfterFunc(ctx, func() {
+		client.Abort(ErrStopped)
+		far.Abort(ErrStopped)
+	})
+	r := dial.Pipe(client, far)
+	stop()
+	f.cfg.Metrics.bytes.WithLabelValues("to_target").Add(float64(r.FromA))
+	f.cfg.Metrics.bytes.WithLabelValues("to_client").Add(float64(r.FromB))
+	log = log.WithFields(logrus.Fields{"sent": r.FromA, "received": r.FromB, "lasted": time.Since(start).Round(time.Millisecond)})
+	if r.Err != nil {
+		log = log.WithField(observe.FieldReason, reason(r.Err)).WithError(r.Err)
+	}
+	log.Debug("connection ended")
+}
+
+// describe is what is known of the client. An error is about the original
+// destination alone, which decides nothing.
+func (f *Forwarder) describe(t Taken) (dial.Target, error) {
+	original, err := Original(t.Conn)
+	target := dial.Target{ID: newID(), Name: t.Target, Client: t.Peer, Original: original, Pod: !t.FromHost}
+	if f.cfg.UIDs != nil && t.FromHost {
+		target.UID, target.UIDKnown = f.uid(t, original)
+	}
+	return target, err
+}
+
+// uid looks for the client's socket by the address it dialled, which is the
+// listener's own where nothing was rewritten.
+func (f *Forwarder) uid(t Taken, original netip.AddrPort) (uint32, bool) {
+	if uid, known := f.cfg.UIDs.Of(t.Peer, original); known {
+		return uid, true
+	}
+	return f.cfg.UIDs.Of(t.Peer, t.Local)
+}
+
+// open waits for the gate and dials. A dial that finds the way closed before
+// the gate has learned of it is repeated while the connection may be held.
+func (f *Forwarder) open(ctx context.Context, c *net.TCPConn, t dial.Target, start time.Time) (dial.Conn, error) {
+	deadline := start.Add(f.cfg.Hold)
+	for {
+		if err := f.hold(ctx, c, t.Name, deadline); err != nil {
+			return nil, err
+		}
+		far, err := f.dial(ctx, c, t)
+		noWay := errors.Is(err, dial.ErrNoLink) || errors.Is(err, dial.ErrNoUpstream)
+		if err == nil || !noWay || !time.Now().Before(deadline) {
+			return far, err
+		}
+		if werr := f.pause(ctx, c, deadline); werr != nil {
+			return nil, errors.Join(werr, err)
+		}
+	}
+}
+
+func (f *Forwarder) hold(ctx context.Context, c *net.TCPConn, target string, deadline time.Time) error {
+	if f.cfg.Gates.State(target) != Held {
+		return f.cfg.Gates.Wait(ctx, target, deadline)
+	}
+	ctx, stop, err := watchClient(ctx, c, true)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	return f.cfg.Gates.Wait(ctx, target, deadline)
+}
+
+func (f *Forwarder) dial(ctx context.Context, c *net.TCPConn, t dial.Target) (dial.Conn, error) {
+	ctx, stop, err := watchClient(ctx, c, false)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
+	timed, cancel := context.WithTimeout(ctx, f.cfg.DialTimeout)
+	defer cancel()
+	far, err := f.cfg.Dial(timed, t)
+	if err != nil && errors.Is(context.Cause(ctx), ErrClientGone) {
+		return nil, errors.Join(ErrClientGone, err)
+	}
+	return far, dial.Classify(err)
+}
+
+// pause is how long a failed dial waits for the next: long enough for the gate
+// to learn that the way is closed, and different for each of many.
+func (f *Forwarder) pause(ctx context.Context, c *net.TCPConn, deadline time.Time) error {
+	ctx, stop, err := watchClient(ctx, c, true)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	d := 250*time.Millisecond + mrand.N(250*time.Millisecond)
+	t := time.NewTimer(min(d, time.Until(deadline)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

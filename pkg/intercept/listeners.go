@@ -1,0 +1,256 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// ListenersConfig says where listeners are placed.
+type ListenersConfig struct {
+	// Addresses get one listener per target each: see Placement, or the bind
+	// addresses of mode listen. Loopback addresses are the host's side, all
+	// others the pods'.
+	Addresses []netip.Addr
+	// Fixed puts a target's listener on its Listen port where it has one, as
+	// mode listen does; otherwise the kernel chooses.
+	Fixed bool
+	// Server accepts on what is opened.
+	Server *Server
+}
+
+// Placement is where the listeners of all modes but listen are: the loopback
+// addresses that the host has (always: the self-test goes there), and for
+// diverted pods the node-local ones that are valid.
+func Placement(c rules.Clients, node4, node6 netip.Addr) []netip.Addr {
+	at := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	if HasIPv6() {
+		at = append(at, netip.IPv6Loopback())
+	}
+	for _, a := range []netip.Addr{node4, node6} {
+		if c.Pods && a.IsValid() {
+			at = append(at, a)
+		}
+	}
+	return at
+}
+
+// HasIPv6 reports whether this host can speak IPv6 at all: whether it has ::1.
+func HasIPv6() bool {
+	l, err := net.Listen("tcp6", "[::1]:0")
+	if err != nil {
+		return false
+	}
+	return l.Close() == nil
+}
+
+// Placed are the addresses at which a target with ports p is reached in mode
+// listen: the one of at that each port is on.
+func Placed(at []netip.Addr, p rules.Ports) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, a := range at {
+		if port := *portOf(&p, a); port != 0 {
+			out = append(out, netip.AddrPortFrom(a, port))
+		}
+	}
+	return out
+}
+
+// portOf is the field of p that a listener on addr belongs to.
+func portOf(p *rules.Ports, addr netip.Addr) *uint16 {
+	switch {
+	case addr.IsLoopback() && addr.Is4():
+		return &p.Host4
+	case addr.IsLoopback():
+		return &p.Host6
+	case addr.Is4():
+		return &p.Pod4
+	default:
+		return &p.Pod6
+	}
+}
+
+// listener is one open listener, the accepted port of which is the target.
+type listener struct {
+	at     place
+	side   Side
+	addr   netip.AddrPort
+	tcp    *net.TCPListener
+	closed chan struct{}
+}
+
+func (l *listener) close() {
+	close(l.closed)
+	_ = l.tcp.Close()
+}
+
+// place is what a listener is kept by: the port as asked for, 0 for any.
+type place struct {
+	target string
+	addr   netip.AddrPort
+}
+
+// Listeners keeps one listener per target and address. It is safe for
+// concurrent use.
+type Listeners struct {
+	cfg ListenersConfig
+
+	mu      sync.Mutex
+	open    map[place]*listener
+	wanted  []place
+	refused []string
+	closed  bool
+}
+
+// NewListeners opens nothing yet.
+func NewListeners(cfg ListenersConfig) *Listeners {
+	return &Listeners{cfg: cfg, open: map[place]*listener{}}
+}
+
+// Set opens what targets need and does not have yet, in the calling thread's
+// network namespace, and returns every target's ports. Listeners of targets
+// that are gone stay open until Trim, so that a mode can stop diverting to
+// them first. After an error nothing has changed.
+func (ls *Listeners) Set(ctx context.Context, targets []rules.Target) (map[string]rules.Ports, error) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	var wanted []place
+	for _, t := range targets {
+		for _, a := range ls.cfg.Addresses {
+			wanted = append(wanted, ls.place(t, a))
+		}
+	}
+	if err := ls.openMissing(ctx, wanted, ls.refused); err != nil {
+		return nil, err
+	}
+	ls.wanted = wanted
+	ports := map[string]rules.Ports{}
+	for _, at := range wanted {
+		p, port := ports[at.target], at.addr.Port()
+		if l := ls.open[at]; l != nil {
+			port = l.addr.Port()
+		}
+		*portOf(&p, at.addr.Addr()) = port
+		ports[at.target] = p
+	}
+	return ports, nil
+}
+
+func (ls *Listeners) place(t rules.Target, a netip.Addr) place {
+	var port uint16
+	if ls.cfg.Fixed {
+		port = t.Listen
+	}
+	return place{t.Name, netip.AddrPortFrom(a, port)}
+}
+
+// Trim closes the listeners that the last Set did not name.
+func (ls *Listeners) Trim() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.keep(func(p place) bool { return slices.Contains(ls.wanted, p) })
+}
+
+// Refuse closes the listeners of the named targets, so that the kernel refuses
+// connects to them, and opens those again that are named no longer. It is for
+// mode listen, where nothing but the listener can answer a client; its ports
+// are fixed, so that a target has the same one afterwards.
+func (ls *Listeners) Refuse(ctx context.Context, names []string) error {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if err := ls.openMissing(ctx, ls.wanted, names); err != nil {
+		return err
+	}
+	ls.refused = slices.Clone(names)
+	ls.keep(func(p place) bool { return !slices.Contains(names, p.target) })
+	return nil
+}
+
+// Close closes every listener. Connections already taken live on.
+func (ls *Listeners) Close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	ls.closed = true
+	ls.keep(func(place) bool { return false })
+}
+
+// openMissing opens all listeners of wanted that are not open and not refused,
+// or none.
+func (ls *Listeners) openMissing(ctx context.Context, wanted []place, refused []string) error {
+	if ls.closed {
+		return net.ErrClosed
+	}
+	var fresh []*listener
+	for _, at := range wanted {
+		if ls.open[at] != nil || slices.Contains(refused, at.target) {
+			continue
+		}
+		l, err := listen(ctx, at)
+		if err != nil {
+			closeAll(fresh)
+			return fmt.Errorf("target %s: %w", at.target, err)
+		}
+		fresh = append(fresh, l)
+	}
+	for _, l := range fresh {
+		ls.open[l.at] = l
+		ls.cfg.Server.serve(l)
+	}
+	return nil
+}
+
+func (ls *Listeners) keep(keep func(place) bool) {
+	for at, l := range ls.open {
+		if !keep(at) {
+			l.close()
+			delete(ls.open, at)
+		}
+	}
+}
+
+func closeAll(open []*listener) {
+	for _, l := range open {
+		l.close()
+	}
+}
+
+// listen opens one listener of plain TCP: a client's MPTCP falls back to it,
+// and what we splice must be TCP.
+func listen(ctx context.Context, at place) (*listener, error) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	network := "tcp6"
+	if at.addr.Addr().Is4() {
+		network = "tcp4"
+	}
+	l, err := lc.Listen(ctx, network, at.addr.String())
+	if err != nil {
+		return nil, explainListen(at.addr, err)
+	}
+	side := PodSide
+	if at.addr.Addr().IsLoopback() {
+		side = HostSide
+	}
+	tcp := l.(*net.TCPListener)
+	return &listener{at: at, side: side, addr: unmapped(tcp.Addr()), tcp: tcp, closed: make(chan struct{})}, nil
+}
+
+// explainListen names the process that has the port.
+func explainListen(at netip.AddrPort, err error) error {
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return err
+	}
+	owner := "another process"
+	if pid, name, ok := portOwner(at); ok {
+		owner = "pid " + strconv.Itoa(pid) + " (" + name + ")"
+	}
+	return fmt.Errorf("listen tcp %s: in use by %s: %w", at, owner, syscall.EADDRINUSE)
+}
