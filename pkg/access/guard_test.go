@@ -85,7 +85,7 @@ func TestGuardAuditsDenialsBehindIt(t *testing.T) {
 	log, hook := quiet()
 	m := NewServerMetrics(prometheus.NewRegistry())
 	behind := func(context.Context, dial.Target) (dial.Conn, error) {
-		return nil, errors.Join(dial.ErrNoUpstream, &Denial{ReasonAddress, "evil.example resolves to [127.0.0.1]"})
+		return nil, fmt.Errorf("dialling: %w", &Denial{ReasonAddress, "evil.example resolves to [127.0.0.1]"})
 	}
 	guard := Guard(mustPolicy(t, PolicyConfig{AllowedDestinations: []string{"evil.example:1"}}), log, m, behind)
 	_, _ = guard(With(t.Context(), Identity{Name: "n"}), dial.Target{Name: "kas"})

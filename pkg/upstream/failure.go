@@ -34,8 +34,19 @@ func (f *failure) Error() string {
 	return dial.ErrNoUpstream.Error() + ": " + f.name + ": " + strings.Join(texts, "; ")
 }
 
-// Unwrap lets errors.Is find dial.ErrNoUpstream first, and the causes.
-func (f *failure) Unwrap() []error { return append([]error{dial.ErrNoUpstream}, f.causes...) }
+// Unwrap makes this a dial.ErrNoUpstream and no other sentinel: an agent tries
+// its next server after this one, and would not after dial.ErrRefused.
+func (f *failure) Unwrap() error { return dial.ErrNoUpstream }
+
+// As finds the causes by their types; a guard looks for its denials.
+func (f *failure) As(target any) bool {
+	for _, c := range f.causes {
+		if errors.As(c, target) {
+			return true
+		}
+	}
+	return false
+}
 
 // result names an outcome for metrics and logs: a closed set.
 func result(err error) string {

@@ -91,8 +91,8 @@ func newPool(c Config, changed *broadcast) (*Pool, error) {
 }
 
 // Dial is a dial.Func. It ignores the target's name. If every address fails,
-// the error wraps dial.ErrNoUpstream and the causes; if a guard denied every
-// one, it wraps dial.ErrDenied alone. It returns as soon as ctx ends.
+// the error wraps dial.ErrNoUpstream, names each cause and lets errors.As find
+// it; if a guard denied every one, it wraps dial.ErrDenied instead. It returns as soon as ctx ends.
 func (p *Pool) Dial(ctx context.Context, t dial.Target) (dial.Conn, error) {
 	tried := make([]bool, len(p.members))
 	failure := &failure{name: p.config.Name}

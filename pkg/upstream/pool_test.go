@@ -127,10 +127,13 @@ func TestAllDown(t *testing.T) {
 	w.set("b:1", syscall.EHOSTUNREACH)
 	changed := p.Changed()
 	_, err := p.Dial(t.Context(), dial.Target{})
-	for _, want := range []error{dial.ErrNoUpstream, dial.ErrRefused, dial.ErrUnreachable, syscall.ECONNREFUSED} {
-		if !errors.Is(err, want) {
-			t.Errorf("%v is not %v", err, want)
-		}
+	// One sentinel alone: what travels must not depend on who asks first.
+	if !errors.Is(err, dial.ErrNoUpstream) || errors.Is(err, dial.ErrRefused) || errors.Is(err, dial.ErrUnreachable) {
+		t.Errorf("%v", err)
+	}
+	var errno syscall.Errno
+	if !errors.As(err, &errno) || errno != syscall.ECONNREFUSED {
+		t.Errorf("the cause is lost: %v", errno)
 	}
 	if !dial.NotDialled(err) || !strings.Contains(err.Error(), "kas: a:1: ") || !strings.Contains(err.Error(), "; b:1: ") {
 		t.Errorf("error %q", err)
@@ -173,7 +176,7 @@ func TestLastOneIsNeverEvicted(t *testing.T) {
 		w.set("a:1", errHang)
 		start := time.Now()
 		_, err := p.Dial(t.Context(), dial.Target{})
-		if !errors.Is(err, dial.ErrTimeout) || !errors.Is(err, dial.ErrNoUpstream) || time.Since(start) != DefaultDialTimeout {
+		if !errors.Is(err, dial.ErrNoUpstream) || !strings.Contains(err.Error(), dial.ErrTimeout.Error()) || time.Since(start) != DefaultDialTimeout {
 			t.Errorf("%v after %v", err, time.Since(start))
 		}
 		w.set("a:1", nil)
@@ -237,7 +240,7 @@ func TestDeniedEverywhereIsDenied(t *testing.T) {
 		t.Errorf("%v may be retried elsewhere", err)
 	}
 	w.set("b:1", syscall.ECONNREFUSED)
-	if _, err := p.Dial(t.Context(), dial.Target{}); !errors.Is(err, dial.ErrDenied) || !errors.Is(err, dial.ErrNoUpstream) {
+	if _, err := p.Dial(t.Context(), dial.Target{}); errors.Is(err, dial.ErrDenied) || !errors.Is(err, dial.ErrNoUpstream) {
 		t.Errorf("%v", err)
 	}
 }
