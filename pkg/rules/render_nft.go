@@ -97,6 +97,9 @@ func (r NFTRule) String() string {
 	if r.Mask != 0 {
 		add("meta mark & %#08x != %#08x", r.Mask, r.NotMark)
 	}
+	if r.New {
+		add("ct state new")
+	}
 	if r.NATed {
 		add("ct status dnat")
 	}

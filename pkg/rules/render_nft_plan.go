@@ -21,14 +21,15 @@ const (
 	NFTPriority = -110
 )
 
-// Where our base chains stand. All nat chains run inside one hook of the
-// kernel's at -100, ordered among themselves by their own priority: -110 is
-// before kube-proxy's, and a filter chain at any priority below -100 would see
-// a diverted packet's old address. The guard must see what nat made of it, and
-// precede IPVS at -98.
+// Where our other base chains stand. All nat chains, ours and kube-proxy's, run
+// inside one hook of the kernel's at -100, ordered by their own priority; a
+// filter chain before it sees a diverted packet's old address, and refuses what
+// is about to be diverted. So the guard is a nat chain, between our own and
+// kube-proxy's: it sees what we have left alone, and nobody has changed yet.
 const (
-	nftPriorityRaw   = -105
-	nftPriorityAfter = -99
+	nftPriorityGuard = -105
+	// After nat, and before IPVS at -98.
+	nftPriorityLate = -99
 )
 
 // NFTTable is one table of mode nft as data: the text of RenderNFT and the
@@ -45,7 +46,7 @@ type NFTTable struct {
 // NFTChain is a base chain (Hook not "") or one that others go to.
 type NFTChain struct {
 	Name string
-	// Type is "nat" or "filter", Hook "output" or "prerouting".
+	// Type is "nat" or "filter", Hook "output", "prerouting", "input" or "forward".
 	Type, Hook string
 	Priority   int
 	Rules      []NFTRule
@@ -71,7 +72,9 @@ type NFTRule struct {
 	Alive NFTAliveness
 	// NotMark: the packet does not carry Mark under Mask.
 	NotMark, Mask uint32
-	// NATed: conntrack has given the packet another destination.
+	// New: the packet is the first of a connection.
+	New bool
+	// NATed: the connection was given another destination.
 	NATed bool
 	// Dst is the destination at this point; Original the one before any nat.
 	Dst, Original netip.Prefix
@@ -92,7 +95,11 @@ func PlanNFT(s State) []NFTTable {
 	own := NFTTable{Name: NFTPrefix + s.Generation, Owner: true, Alive: true}
 	guard := NFTTable{Name: NFTGuard}
 	for _, side := range nftSides(s) {
-		own.Chains = append(own.Chains, side.nat(), side.frozen(), side.diverts(), side.stale())
+		own.Chains = append(own.Chains, side.divert())
+		for _, hook := range side.late {
+			own.Chains = append(own.Chains, side.lateGate(hook))
+		}
+		own.Chains = append(own.Chains, side.diverts(), side.lateSYNs())
 		if side.guarded {
 			guard.Chains = append(guard.Chains, side.guard(), side.refuse())
 		}
@@ -103,12 +110,21 @@ func PlanNFT(s State) []NFTTable {
 	return []NFTTable{own, guard}
 }
 
+// PlanNFTLinger is what takes the place of the generation's table when the
+// agent has stopped diverting and serves what it holds: a connection that was
+// given another destination needs somebody's nat chain, and connection
+// tracking, to the end.
+func PlanNFTLinger(generation string) NFTTable {
+	return NFTTable{Name: NFTPrefix + generation, Owner: true, Chains: []NFTChain{
+		{Name: "linger", Type: "nat", Hook: "output", Priority: NFTPriority, Rules: []NFTRule{{New: true}}}}}
+}
+
 // PlanNFTListen is the guard of mode listen: connects to addrs are answered
 // ECONNREFUSED while the agent that listens there is silent.
 func PlanNFTListen(addrs []netip.AddrPort) NFTTable {
 	t := NFTTable{Name: NFTGuard, Alive: true}
 	for _, hook := range []string{"output", "prerouting"} {
-		t.Chains = append(t.Chains, NFTChain{Name: hook, Type: "filter", Hook: hook, Priority: nftPriorityRaw,
+		t.Chains = append(t.Chains, NFTChain{Name: hook, Type: "filter", Hook: hook, Priority: nftPriorityGuard,
 			Rules: []NFTRule{{SYN: true, Alive: AliveNo, Goto: "refuse"}}})
 	}
 	refuse := NFTChain{Name: "refuse"}
@@ -124,6 +140,7 @@ func PlanNFTListen(addrs []netip.AddrPort) NFTTable {
 // sockets (hook output) and everybody else's (prerouting).
 type nftSide struct {
 	name, hook string
+	late       []string   // hooks that see its packets after nat
 	gate       NFTRule    // the conditions common to the side's base chains
 	to4, to6   netip.Addr // what its clients are diverted to
 	guarded    bool       // its clients are diverted, not the self-test alone
@@ -136,11 +153,14 @@ type nftEntry struct {
 }
 
 func nftSides(s State) []nftSide {
-	host := nftSide{name: "host", hook: "output", guarded: s.Clients.Host,
+	host := nftSide{name: "host", hook: "output", late: []string{"output"}, guarded: s.Clients.Host,
 		gate: NFTRule{SYN: true, NotMark: s.Mark, Mask: s.MarkMask},
 		to4:  netip.AddrFrom4([4]byte{127, 0, 0, 1}), to6: netip.IPv6Loopback()}
 	// What comes by lo has been decided on output.
-	pods := nftSide{name: "pods", hook: "prerouting", guarded: s.Clients.Pods,
+	//
+	// On prerouting, a packet from a bridge is answered without regard to nat,
+	// and the client would not know the answer for its own; later it is.
+	pods := nftSide{name: "pods", hook: "prerouting", late: []string{"input", "forward"}, guarded: s.Clients.Pods,
 		gate: NFTRule{NotLoopback: true, SYN: true}, to4: s.Node4, to6: s.Node6}
 	for i := range s.Diverts {
 		d := &s.Diverts[i]
@@ -161,24 +181,23 @@ func nftSides(s State) []nftSide {
 	return sides
 }
 
-func (e nftSide) base(name, kind string, priority int, alive NFTAliveness, to string) NFTChain {
-	gate := e.gate
-	gate.Alive, gate.Goto = alive, to
-	return NFTChain{Name: name, Type: kind, Hook: e.hook, Priority: priority, Rules: []NFTRule{gate}}
+func (e nftSide) divert() NFTChain {
+	r := e.gate
+	r.Alive, r.Goto = AliveYes, e.name+"_divert"
+	return NFTChain{Name: e.name, Type: "nat", Hook: e.hook, Priority: NFTPriority, Rules: []NFTRule{r}}
 }
 
-func (e nftSide) nat() NFTChain {
-	return e.base(e.name, "nat", NFTPriority, AliveYes, e.name+"_divert")
+func (e nftSide) lateGate(hook string) NFTChain {
+	r := e.gate
+	r.Goto = e.name + "_late"
+	return NFTChain{Name: e.name + "_late_" + hook, Type: "filter", Hook: hook, Priority: nftPriorityLate, Rules: []NFTRule{r}}
 }
 
-// frozen answers the SYNs that a frozen agent's full backlog drops: they keep
-// their nat for ever, and their clients would hang for as long.
-func (e nftSide) frozen() NFTChain {
-	return e.base(e.name+"_frozen", "filter", nftPriorityAfter, AliveNo, e.name+"_stale")
-}
-
+// guard asks for conntrack: without it the kernel runs no nat chain.
 func (e nftSide) guard() NFTChain {
-	return e.base(e.name, "filter", nftPriorityAfter, AliveAny, e.name+"_refuse")
+	r := e.gate
+	r.New, r.Goto = true, e.name+"_refuse"
+	return NFTChain{Name: e.name, Type: "nat", Hook: e.hook, Priority: nftPriorityGuard, Rules: []NFTRule{r}}
 }
 
 // local is the address and port that connections to p are diverted to, if there is one.
@@ -209,8 +228,16 @@ func (e nftSide) diverts() NFTChain {
 	return c
 }
 
-func (e nftSide) stale() NFTChain {
-	c := NFTChain{Name: e.name + "_stale"}
+// lateSYNs answers SYNs that are sent again, which nat does not look at any
+// more, and whose clients would hang: the one that a frozen agent's full
+// backlog drops, and the one first sent before we diverted.
+func (e nftSide) lateSYNs() NFTChain {
+	c := NFTChain{Name: e.name + "_late"}
+	for _, to := range []netip.Addr{e.to4, e.to6} {
+		if to.IsValid() {
+			c.Rules = append(c.Rules, NFTRule{Alive: AliveYes, NATed: true, Dst: netip.PrefixFrom(to, to.BitLen()), Comment: "diverted"})
+		}
+	}
 	for _, entry := range e.entries {
 		for _, l := range []netip.AddrPort{netip.AddrPortFrom(e.to4, entry.port4), netip.AddrPortFrom(e.to6, entry.port6)} {
 			if l.Addr().IsValid() && l.Port() != 0 {
@@ -219,25 +246,26 @@ func (e nftSide) stale() NFTChain {
 			}
 		}
 	}
+	c.Rules = append(c.Rules, NFTRule{Alive: AliveNo})
+	for _, entry := range e.entries {
+		for _, dst := range entry.divert.Entries {
+			if _, ok := e.local(dst.Prefix, entry); ok || entry.divert.Refused {
+				c.Rules = append(c.Rules, NFTRule{Original: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
+			}
+		}
+	}
 	return c
 }
 
-// refuse lets through what nat has brought to a listener of any generation,
-// and refuses the rest of what clients mean for a target, wherever somebody
-// else's nat has sent it.
+// refuse refuses what clients mean for a target.
 func (e nftSide) refuse() NFTChain {
 	c := NFTChain{Name: e.name + "_refuse"}
-	for _, to := range []netip.Addr{e.to4, e.to6} {
-		if to.IsValid() {
-			c.Rules = append(c.Rules, NFTRule{NATed: true, Dst: netip.PrefixFrom(to, to.BitLen()), Comment: "diverted"})
-		}
-	}
 	for _, entry := range e.entries {
 		if entry.divert.Name == SelfTestName {
 			continue
 		}
 		for _, dst := range entry.divert.Entries {
-			c.Rules = append(c.Rules, NFTRule{Original: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
+			c.Rules = append(c.Rules, NFTRule{Dst: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
 		}
 	}
 	return c

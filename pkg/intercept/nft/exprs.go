@@ -1,0 +1,187 @@
+package nft
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// Where TCP keeps what the rules look at, and flags: fin, syn, rst, ack.
+const (
+	tcpDport     = 2
+	tcpFlags     = 13
+	tcpSYN       = 0x02
+	tcpFlagsMask = 0x17
+	statusDNAT   = 0x20 // IPS_DST_NAT
+	loIndex      = 1    // lo has it in every network namespace
+	reg          = 1
+)
+
+// encodeRule makes of a rule what nft makes of its text: the test that loads
+// both and compares them holds the two together.
+func encodeRule(r rules.NFTRule) ([][]byte, error) {
+	var p program
+	if r.NotLoopback {
+		p.add(&expr.Meta{Key: expr.MetaKeyIIF, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(loIndex)})
+	}
+	if r.SYN {
+		p.tcp()
+		p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlags, Len: 1})
+		p.masked([]byte{tcpFlagsMask}, expr.CmpOpEq, []byte{tcpSYN})
+	}
+	if r.Alive != rules.AliveAny {
+		p.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+			&expr.Lookup{SourceRegister: reg, SetName: rules.NFTAlive, SetID: 1, Invert: r.Alive == rules.AliveNo})
+	}
+	if r.Mask != 0 {
+		p.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
+		p.masked(native(r.Mask), expr.CmpOpNeq, native(r.NotMark))
+	}
+	if r.New {
+		p.add(&expr.Ct{Key: expr.CtKeySTATE, Register: reg})
+		p.masked(native(expr.CtStateBitNEW), expr.CmpOpNeq, native(0))
+	}
+	if r.NATed {
+		p.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: reg})
+		p.masked(native(statusDNAT), expr.CmpOpNeq, native(0))
+	}
+	p.destination(r)
+	p.original(r)
+	p.verdict(r)
+	return p.exprs, p.err
+}
+
+// program is the list of encoded expressions of one rule.
+type program struct {
+	exprs [][]byte
+	err   error
+}
+
+func (p *program) add(list ...expr.Any) {
+	for _, e := range list {
+		data, err := expr.Marshal(unix.NFPROTO_INET, e)
+		if err != nil && p.err == nil {
+			p.err = err
+		}
+		p.exprs = append(p.exprs, data)
+	}
+}
+
+func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
+
+// masked compares the register under a mask.
+func (p *program) masked(mask []byte, op expr.CmpOp, value []byte) {
+	p.add(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
+		&expr.Cmp{Op: op, Register: reg, Data: value})
+}
+
+func (p *program) tcp() {
+	p.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}})
+}
+
+func (p *program) family(a netip.Addr) {
+	proto := byte(unix.NFPROTO_IPV6)
+	if a.Is4() {
+		proto = unix.NFPROTO_IPV4
+	}
+	p.add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}})
+}
+
+// prefix compares the address in the register.
+func (p *program) prefix(want netip.Prefix) {
+	addr := want.Masked().Addr().AsSlice()
+	if want.IsSingleIP() {
+		p.add(&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: addr})
+		return
+	}
+	mask := make([]byte, len(addr))
+	for i := range want.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	p.masked(mask, expr.CmpOpEq, addr)
+}
+
+func (p *program) port(n uint16) {
+	p.add(&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, n)})
+}
+
+func (p *program) destination(r rules.NFTRule) {
+	if !r.Dst.IsValid() {
+		return
+	}
+	p.family(r.Dst.Addr())
+	if r.Dst.Bits() > 0 {
+		daddr := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
+		if r.Dst.Addr().Is4() {
+			daddr.Offset, daddr.Len = 16, 4
+		}
+		p.add(daddr)
+		p.prefix(r.Dst)
+	}
+	if r.Port != 0 {
+		p.tcp()
+		p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpDport, Len: 2})
+		p.port(r.Port)
+	}
+}
+
+func (p *program) original(r rules.NFTRule) {
+	if !r.Original.IsValid() {
+		return
+	}
+	p.tcp()
+	switch {
+	case r.Original.Bits() == 0:
+		p.family(r.Original.Addr())
+	case r.Original.Addr().Is4():
+		p.ctOriginal(unix.NFT_CT_DST_IP)
+		p.prefix(r.Original)
+	default:
+		p.ctOriginal(unix.NFT_CT_DST_IP6)
+		p.prefix(r.Original)
+	}
+	p.ctOriginal(unix.NFT_CT_PROTO_DST)
+	p.port(r.Port)
+}
+
+// ctOriginal loads a key of the connection's original direction. expr.Ct
+// leaves the direction out where the key has a family.
+func (p *program) ctOriginal(key uint32) {
+	data, err := netlink.MarshalAttributes([]netlink.Attribute{
+		number(unix.NFTA_CT_KEY, key), number(unix.NFTA_CT_DREG, reg),
+		{Type: unix.NFTA_CT_DIRECTION, Data: []byte{0}}, // IP_CT_DIR_ORIGINAL
+	})
+	if err == nil {
+		data, err = netlink.MarshalAttributes([]netlink.Attribute{text(unix.NFTA_EXPR_NAME, "ct"),
+			{Type: unix.NLA_F_NESTED | unix.NFTA_EXPR_DATA, Data: data}})
+	}
+	if err != nil && p.err == nil {
+		p.err = err
+	}
+	p.exprs = append(p.exprs, data)
+}
+
+func (p *program) verdict(r rules.NFTRule) {
+	switch {
+	case r.To.IsValid():
+		family := uint32(unix.NFPROTO_IPV6)
+		if r.To.Addr().Is4() {
+			family = unix.NFPROTO_IPV4
+		}
+		p.add(&expr.Immediate{Register: reg, Data: r.To.Addr().AsSlice()},
+			&expr.Immediate{Register: reg + 1, Data: binary.BigEndian.AppendUint16(nil, r.To.Port())},
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg, RegProtoMin: reg + 1, Specified: true})
+	case r.Goto != "":
+		p.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: r.Goto})
+	case r.Reject:
+		p.tcp()
+		p.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	default:
+		p.add(&expr.Verdict{Kind: expr.VerdictReturn})
+	}
+}

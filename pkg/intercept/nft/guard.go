@@ -1,0 +1,91 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// ListenGuard is the dead-agent guard of mode listen, which owns its addresses
+// and diverts nothing: connects to them are answered ECONNREFUSED while the
+// agent is silent. It outlives the process. Its methods may be called
+// concurrently; the caller calls Beat every intercept.HeartbeatInterval.
+type ListenGuard struct {
+	cfg Config
+
+	mu   sync.Mutex
+	sock *socket // nil: not armed
+	plan rules.NFTTable
+}
+
+// NewListenGuard makes a guard that is not armed yet.
+func NewListenGuard(cfg Config) *ListenGuard { return &ListenGuard{cfg: cfg.withDefaults()} }
+
+// Arm guards addrs, and only them, in the network namespace of the thread that
+// calls it first. It counts as a Beat.
+func (g *ListenGuard) Arm(ctx context.Context, addrs []netip.AddrPort) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("nft: arming the guard: %w", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sock == nil {
+		sock, err := openSocket()
+		if err != nil {
+			return fmt.Errorf("nft: arming the guard: %w", err)
+		}
+		g.sock = sock
+	}
+	plan := rules.PlanNFTListen(addrs)
+	if err := g.rebuild(plan); err != nil {
+		return fmt.Errorf("nft: arming the guard: %w", err)
+	}
+	g.plan = plan
+	return nil
+}
+
+func (g *ListenGuard) rebuild(plan rules.NFTTable) error {
+	var b batch
+	b.rebuild(plan)
+	return g.sock.commit(&b)
+}
+
+// Beat says that the agent lives. Before Arm it does nothing.
+func (g *ListenGuard) Beat() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sock == nil {
+		return nil
+	}
+	var b batch
+	b.renew(g.plan.Name)
+	err := g.sock.commit(&b)
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	g.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
+	g.cfg.Metrics.repairs.Inc()
+	return g.rebuild(g.plan)
+}
+
+// Close leaves the guard in force; rules.AliveTimeout after the last Beat it
+// refuses. A second Close does nothing; Arm may follow.
+func (g *ListenGuard) Close() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sock := g.sock
+	g.sock = nil
+	if sock == nil {
+		return nil
+	}
+	if err := sock.close(); err != nil {
+		return fmt.Errorf("nft: closing the guard: %w", err)
+	}
+	return nil
+}

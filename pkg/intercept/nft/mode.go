@@ -1,0 +1,238 @@
+package nft
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// Config is what a Mode and a ListenGuard need of their surroundings; the zero
+// value works.
+type Config struct {
+	// Log may be nil.
+	Log logrus.FieldLogger
+	// Metrics and Heartbeat may be nil.
+	Metrics   *Metrics
+	Heartbeat *intercept.Metrics
+}
+
+func (c Config) withDefaults() Config {
+	if c.Log == nil {
+		l := logrus.New()
+		l.SetOutput(io.Discard)
+		c.Log = l
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+	return c
+}
+
+// Mode implements intercept.Mode with nftables, in the network namespace of
+// the thread that calls its first Apply.
+type Mode struct {
+	cfg Config
+
+	mu   sync.Mutex // the heartbeat works beside the caller
+	sock *socket    // nil: not applied
+	plan []rules.NFTTable
+	gen  string
+	stop func() // ends the heartbeat; nil: not diverting
+}
+
+var _ intercept.Mode = (*Mode)(nil)
+
+// New makes a Mode that has installed nothing yet.
+func New(cfg Config) *Mode { return &Mode{cfg: cfg.withDefaults()} }
+
+// Name is the mode's name in the configuration.
+func (m *Mode) Name() string { return "nft" }
+
+// Apply implements intercept.Mode. A failed Apply leaves what was in force.
+func (m *Mode) Apply(ctx context.Context, s rules.State) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("nft: applying: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.install(rules.PlanNFT(s)); err != nil {
+		return fmt.Errorf("nft: applying: %w", err)
+	}
+	m.gen = s.Generation
+	if m.stop == nil {
+		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
+	}
+	return nil
+}
+
+func (m *Mode) install(plan []rules.NFTTable) error {
+	if m.sock != nil && !m.sock.isClosed() {
+		lingering.remove(m.sock)
+		return m.replace(plan)
+	}
+	sock, err := openSocket()
+	if err != nil {
+		return err
+	}
+	m.sock, m.plan = sock, nil
+	if err := m.rebuild(plan); err != nil {
+		m.sock = nil
+		_ = sock.close() // nothing was made over it
+		return err
+	}
+	return nil
+}
+
+// replace swaps the rules within their chains where that is enough.
+func (m *Mode) replace(plan []rules.NFTTable) error {
+	if !slices.EqualFunc(m.plan, plan, sameShape) {
+		return m.rebuild(plan)
+	}
+	var b batch
+	for _, t := range plan {
+		b.refill(t)
+	}
+	if err := m.sock.commit(&b); err != nil {
+		m.cfg.Log.WithError(err).Warn("nft: tables are not as they were left, making them anew")
+		m.cfg.Metrics.repairs.Inc()
+		return m.rebuild(plan)
+	}
+	m.plan = plan
+	return nil
+}
+
+// rebuild replaces the tables themselves, and removes those that a crash on a
+// kernel or by a tool without owned tables has left.
+func (m *Mode) rebuild(plan []rules.NFTTable) error {
+	var b batch
+	tables, err := m.sock.tables()
+	if err != nil {
+		return err
+	}
+	for _, t := range tables {
+		mine := t.owned && len(m.plan) > 0 && t.name == m.plan[0].Name
+		if t.ours() && t.name != rules.NFTGuard && (mine || !t.owned) {
+			b.deleteTable(t.family, t.name)
+		}
+	}
+	for _, t := range plan {
+		b.rebuild(t)
+	}
+	if len(plan) == 1 {
+		b.removeTable(rules.NFTTable{Name: rules.NFTGuard})
+	}
+	if err := m.sock.commit(&b); err != nil {
+		return err
+	}
+	m.plan = plan
+	return nil
+}
+
+// sameShape tells whether two tables differ in their rules at most.
+func sameShape(a, b rules.NFTTable) bool {
+	return a.Name == b.Name && a.Owner == b.Owner && a.Alive == b.Alive &&
+		slices.EqualFunc(a.Chains, b.Chains, func(c, d rules.NFTChain) bool {
+			return c.Name == d.Name && c.Type == d.Type && c.Hook == d.Hook && c.Priority == d.Priority
+		})
+}
+
+// beat renews the set, and puts the guard back if somebody has flushed it: the
+// table of our own nobody else can touch.
+func (m *Mode) beat() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var b batch
+	b.renew(m.plan[0].Name)
+	if err := m.sock.commit(&b); err != nil {
+		return err
+	}
+	if len(m.plan) == 1 {
+		return nil
+	}
+	there, err := m.sock.exists(rules.NFTGuard)
+	if err != nil || there {
+		return err
+	}
+	m.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
+	m.cfg.Metrics.repairs.Inc()
+	var mend batch
+	mend.rebuild(m.plan[1])
+	return m.sock.commit(&mend)
+}
+
+// Close implements intercept.Mode. A second Close does nothing; Apply may
+// follow.
+func (m *Mode) Close() error {
+	m.mu.Lock()
+	stop := m.stop
+	m.stop = nil
+	m.mu.Unlock()
+	if stop == nil {
+		return nil
+	}
+	stop() // outside the lock, which the last beat needs
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.plan) == 1 {
+		return m.linger()
+	}
+	sock := m.sock
+	m.sock = nil
+	if err := sock.close(); err != nil {
+		return fmt.Errorf("nft: closing: %w", err)
+	}
+	return nil
+}
+
+// linger keeps the kernel's nat at work for the connections taken: the guard,
+// which does so else, is not there. It ends with the process, or by Cleanup.
+func (m *Mode) linger() error {
+	plan := rules.PlanNFTLinger(m.gen)
+	var b batch
+	b.rebuild(plan)
+	if err := m.sock.commit(&b); err != nil {
+		return fmt.Errorf("nft: closing: %w", err)
+	}
+	m.plan = []rules.NFTTable{plan}
+	lingering.add(m.sock)
+	return nil
+}
+
+// lingering are the sockets of this process that closed Modes have left open.
+var lingering sockets
+
+type sockets struct {
+	mu  sync.Mutex
+	all []*socket
+}
+
+func (s *sockets) add(one *socket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, one)
+}
+
+func (s *sockets) remove(one *socket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = slices.DeleteFunc(s.all, func(other *socket) bool { return other == one })
+}
+
+// close closes and forgets them all.
+func (s *sockets) close() (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.all {
+		err = errors.Join(err, one.close())
+	}
+	s.all = nil
+	return err
+}
