@@ -9,6 +9,8 @@ import (
 // Agent is /etc/kasway/agent.yaml with its defaults filled in and every value
 // checked.
 type Agent struct {
+	// Targets are expanded: those with exact: true are one target per address,
+	// and Guard names them so.
 	Targets   []rules.Target
 	Intercept Intercept
 	Guard     Guard
@@ -43,6 +45,8 @@ type Intercept struct {
 	MaxConnections int
 	// StateDir keeps what must outlive the process.
 	StateDir string
+	// ResolveInterval is how often the targets' host names are resolved again.
+	ResolveInterval time.Duration
 }
 
 // The answers of Intercept.WhenUnreachable.

@@ -234,14 +234,14 @@ func TestResolverRun(t *testing.T) {
 		time.Sleep(20 * time.Second) // 72: answered at 71 s
 		dns.set("ip4", "kas.example", "10.0.0.2")
 		time.Sleep(40 * time.Second) // 112: changed at 91 s, the same at 111 s
+		cancel()
+		<-done
 		if diff := cmp.Diff([]time.Duration{71 * time.Second, 91 * time.Second}, changes); diff != "" {
 			t.Errorf("changes told at: %s", diff)
 		}
 		if n := dns.count("ip4", "kas.example"); n != 10 {
 			t.Errorf("asked %d times, want 10", n)
 		}
-		cancel()
-		<-done
 		expect(t, r, "kas", "10.0.0.2/32:443")
 	})
 }
