@@ -1,0 +1,215 @@
+package intercepttest
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kasway/kasway/pkg/rules"
+	"github.com/kasway/kasway/tests/netns"
+)
+
+// RunStates changes the state under a storm: open → refused → open, and the
+// set of targets 20 times. From the return of Apply on connects meet the new
+// state; not one reaches the KAS or fails in another way.
+func RunStates(t *testing.T, f Factory) {
+	t.Helper()
+	netns.Require(t)
+	t.Run("refused", func(t *testing.T) {
+		w := build(t, netns.IptablesNFT, true)
+		report(t, w.refuseAndOpen(start(t, w, f), f))
+	})
+	t.Run("replaced", func(t *testing.T) {
+		w := build(t, netns.IptablesNFT, true)
+		report(t, w.replace(start(t, w, f), f))
+	})
+}
+
+func report(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// refuse marks every target of s as refused.
+func refuse(s rules.State) rules.State {
+	for i := range s.Diverts {
+		s.Diverts[i].Refused = true
+	}
+	return s
+}
+
+func (w *world) refuseAndOpen(h *Holder, f Factory) error {
+	if _, err := h.Apply(firstState(f)); err != nil {
+		return err
+	}
+	s := newStorm(w.cells("kas", "other"))
+	var at [5]time.Time // began and ended closing, began and ended opening
+	var err error
+	step := func(i int, state rules.State) {
+		at[i] = time.Now()
+		if err == nil {
+			_, err = h.Apply(state)
+		}
+		at[i+1] = time.Now()
+		err = errors.Join(err, s.proceed(at[i+1], 10))
+	}
+	err = s.proceed(time.Time{}, 10)
+	step(0, refuse(firstState(f)))
+	step(2, firstState(f))
+	all, stormErr := s.end()
+	if err := errors.Join(err, stormErr); err != nil {
+		return err
+	}
+	v := &verdicts{}
+	v.bounded(all)
+	v.only("open", finishedBefore(all, at[0]), time.Time{}, time.Time{}, toTarget)
+	v.only("being refused", all, time.Time{}, at[1], toTarget, refused)
+	v.only("refused", finishedBefore(all, at[2]), at[1], at[2], refused)
+	v.only("being opened", all, at[2], at[3], toTarget, refused)
+	v.only("open again", all, at[3], time.Time{}, toTarget)
+	return errors.Join(append(v.errs, h.Close(), h.Cleanup(), h.End())...)
+}
+
+// replace turns the targets' order round and adds and removes a third one.
+func (w *world) replace(h *Holder, f Factory) error {
+	s, err := h.Apply(firstState(f))
+	if err != nil {
+		return err
+	}
+	storm := newStorm(w.cells("kas", "other"))
+	err = storm.proceed(time.Time{}, 10)
+	for i := 0; err == nil && i < 20; i++ {
+		next := s
+		next.Diverts = []rules.Divert{s.Diverts[1], s.Diverts[0]}
+		if i%2 == 1 {
+			next = s
+		} else {
+			next.Diverts = append(next.Diverts, rules.Divert{Name: "third", Entries: []rules.Entry{{Prefix: single(netns.KAS4), Port: 7443}}})
+		}
+		if _, err = h.Apply(next); err != nil {
+			err = fmt.Errorf("replacement %d: %w", i, err)
+		} else {
+			err = storm.proceed(time.Now(), 2)
+		}
+	}
+	all, stormErr := storm.end()
+	if err := errors.Join(err, stormErr); err != nil {
+		return err
+	}
+	v := &verdicts{}
+	v.bounded(all)
+	v.only("while targets are replaced", all, time.Time{}, time.Time{}, toTarget)
+	return errors.Join(append(v.errs, h.Close(), h.Cleanup(), h.End())...)
+}
+
+// RunExisting: connections that were made before the first Apply go on to the
+// KAS, untouched, whether or not the node tracked them (without a kube-proxy
+// nothing does); connections that were taken live on after Close.
+func RunExisting(t *testing.T, f Factory) {
+	t.Helper()
+	netns.Require(t)
+	for _, proxy := range []netns.KubeProxy{netns.NoKubeProxy, netns.IptablesNFT} {
+		t.Run("kube-proxy="+string(proxy), func(t *testing.T) {
+			w := build(t, proxy, true)
+			report(t, w.existing(start(t, w, f), f))
+		})
+	}
+}
+
+func (w *world) existing(h *Holder, f Factory) error {
+	flows := map[cell]*Flow{}
+	defer func() {
+		for _, flow := range flows {
+			flow.End()
+		}
+	}()
+	connectAll := func() (err error) {
+		for _, c := range w.cells("kas") {
+			if flows[c], err = Connect(c.client, c.to.addr, false, patience); err != nil {
+				delete(flows, c)
+				return fmt.Errorf("%s: %w", c, err)
+			}
+		}
+		return nil
+	}
+	askAll := func(when, who string) (errs []error) {
+		for c, flow := range flows {
+			a, err := flow.Ask(patience)
+			if err == nil && a.Who != who {
+				err = fmt.Errorf("%s answers, want %s", a.Who, who)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %s: %w", when, c, err))
+			}
+		}
+		return errs
+	}
+	if err := connectAll(); err != nil {
+		return err
+	}
+	errs := askAll("before", direct)
+	if _, err := h.Apply(firstState(f)); err != nil {
+		return err
+	}
+	if !f.OwnsAddresses { // taking an address away from the KAS ends what goes there
+		errs = append(errs, askAll("made before Apply", direct)...)
+	}
+	for _, flow := range flows {
+		flow.End()
+	}
+	clear(flows)
+	if err := connectAll(); err != nil {
+		return err
+	}
+	errs = append(errs, askAll("diverted", "kas")...)
+	errs = append(errs, h.Close())
+	errs = append(errs, askAll("after Close", "kas")...)
+	return errors.Join(append(errs, h.Cleanup(), h.End())...)
+}
+
+// RunOwnMark: sockets with the mark reach the KAS while everybody else's are
+// diverted, and while they are refused. It does not apply to modes that own
+// the targets' addresses.
+func RunOwnMark(t *testing.T, f Factory) {
+	t.Helper()
+	netns.Require(t)
+	if f.OwnsAddresses {
+		t.Fatalf("mode %s owns the targets' addresses: no mark leads past it", f.Name)
+	}
+	for _, proxy := range netns.KubeProxies {
+		t.Run("kube-proxy="+string(proxy), func(t *testing.T) {
+			w := build(t, proxy, true)
+			report(t, w.ownMark(start(t, w, f), f))
+		})
+	}
+}
+
+func (w *world) ownMark(h *Holder, f Factory) (err error) {
+	var errs []error
+	for _, s := range []rules.State{firstState(f), refuse(firstState(f))} {
+		if _, err := h.Apply(s); err != nil {
+			return err
+		}
+		for _, c := range w.cells("kas") {
+			if c.pod {
+				continue // our sockets are in the node's namespace
+			}
+			a, _, err := ask(c.client, c.to.addr, true)
+			if err == nil {
+				err = isDirect(c, a)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("marked socket, targets refused=%t: %s: %w", s.Diverts[0].Refused, c, err))
+			}
+			_, _, err = ask(c.client, c.to.addr, false)
+			if s.Diverts[0].Refused != errors.Is(err, syscall.ECONNREFUSED) {
+				errs = append(errs, fmt.Errorf("plain socket, targets refused=%t: %s: %w", s.Diverts[0].Refused, c, err))
+			}
+		}
+	}
+	return errors.Join(append(errs, h.Close(), h.Cleanup(), h.End())...)
+}
