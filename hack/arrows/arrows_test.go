@@ -38,12 +38,13 @@ var allowed = map[string][]string{
 	"pkg/intercept/intercepttest": {
 		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "tests/netns", "tests/netns/kas",
 	},
-	"pkg/agent":  {"pkg/config", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
-	"pkg/server": {"pkg/config", "pkg/dial", "pkg/observe", "pkg/tunnel", "pkg/access", "pkg/upstream", "pkg/certs"},
-	"cmd/agent":  {"pkg"},
-	"cmd/server": {"pkg"},
-	"tests":      {"pkg", "tests"},
-	"hack":       {"hack"},
+	"pkg/agent":        {"pkg/config", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
+	"pkg/server":       {"pkg/config", "pkg/dial", "pkg/observe", "pkg/tunnel", "pkg/access", "pkg/upstream", "pkg/certs"},
+	"cmd/internal/cli": {"pkg/config", "pkg/intercept", "pkg/observe"},
+	"cmd/agent":        {"pkg", "cmd"},
+	"cmd/server":       {"pkg", "cmd"},
+	"tests":            {"pkg", "tests"},
+	"hack":             {"hack"},
 }
 
 // Budgets in lines; generated files are exempt.
@@ -108,7 +109,7 @@ func check(p pkg) []string {
 	return wrong
 }
 
-func openTree(a string) bool { return a == "pkg" || a == "tests" || a == "hack" }
+func openTree(a string) bool { return a == "pkg" || a == "cmd" || a == "tests" || a == "hack" }
 
 func TestArrows(t *testing.T) {
 	for _, p := range list(t) {

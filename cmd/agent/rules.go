@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kasway/kasway/cmd/internal/cli"
+	"github.com/kasway/kasway/pkg/agent"
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/observe"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+func rulesCommand() *cobra.Command {
+	var running bool
+	c := &cobra.Command{
+		Use:   "rules",
+		Short: "Print exactly what would be installed, and change nothing",
+		Long: `Prints what an agent of this configuration would install, in the notation of the
+mode's own tool. With --running it prints what the agent on this node has
+installed, with the ports and the generation that it has.`,
+		Example: `  kasway-agent rules -f examples/agent.yaml --mode nft
+  kasway-agent rules -f examples/agent.yaml --mode iptables
+  kasway-agent rules --running`,
+		Args: cli.NoArgs,
+	}
+	flags := config.AgentFlags(c.Flags())
+	c.Flags().BoolVar(&running, "running", false, "what the running agent has installed (see --admin-socket)")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if running {
+			socket, err := c.Flags().GetString("admin-socket")
+			if err != nil {
+				socket = c.Flags().Lookup("admin-socket").Value.String()
+			}
+			s, err := ask(c.Context(), socket)
+			if err != nil {
+				return err
+			}
+			if s.Mode == "" {
+				return fmt.Errorf("the agent has installed nothing yet: %s", s.NotReady)
+			}
+			return printRules(c.OutOrStdout(), s.Mode, s.State, s.Bind)
+		}
+		cfg, err := config.LoadAgent(flags)
+		if err != nil {
+			return err
+		}
+		return dryRun(c.Context(), cfg, c.OutOrStdout(), c.ErrOrStderr())
+	}
+	return c
+}
+
+func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) error {
+	log, err := observe.NewLogger(stderr, "warn", observe.FormatText)
+	if err != nil {
+		return err
+	}
+	s, err := agent.DryRun(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	mode := cfg.Intercept.Mode
+	if mode == config.ModeAuto {
+		mode = modeOrder[0]
+		fmt.Fprintf(stdout, "# intercept.mode is auto; this is %s, the first that is tried (--mode shows another).\n", mode)
+	}
+	fmt.Fprintf(stdout, "# Dry run: generation %q, the ports from %d on and the node's IPv6 address stand for those of the running agent.\n",
+		agent.DryRunGeneration, agent.DryRunPort)
+	var bind []netip.Addr
+	if cfg.Intercept.BindAddress != "" {
+		b, err := netip.ParseAddr(cfg.Intercept.BindAddress)
+		if err != nil {
+			return err
+		}
+		bind = append(bind, b)
+	}
+	return printRules(stdout, mode, s, bind)
+}
+
+// printRules prints s as mode installs it. The self-test's part is that of a
+// running agent alone.
+func printRules(w io.Writer, mode string, s rules.State, bind []netip.Addr) error {
+	var text string
+	switch mode {
+	case "nft":
+		text = rules.RenderNFT(s)
+	case "iptables":
+		text = rules.RenderIPTables(s).String()
+	case config.ModeListen:
+		var guarded []netip.AddrPort
+		for _, d := range s.Diverts {
+			for _, at := range intercept.Placed(bind, d.Ports) {
+				if d.Name != intercept.SelfTestName {
+					text += fmt.Sprintf("# listens on %s for %s\n", at, d.Name)
+					guarded = append(guarded, at)
+				}
+			}
+		}
+		slices.SortFunc(guarded, netip.AddrPort.Compare)
+		text += rules.PlanNFTListen(guarded).String()
+	default:
+		return fmt.Errorf("mode %q has nothing to print", mode)
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"github.com/kasway/kasway/cmd/internal/cli"
+	"github.com/kasway/kasway/pkg/agent"
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/observe"
+)
+
+func runCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "run",
+		Short: "Divert and carry until told to stop",
+		Long: `Diverts the node's connections to the configured targets and carries them.
+
+On SIGTERM the agent stops diverting and ends what it carries. With whenDown
+refuse, connects are then refused until the next agent takes over, or until
+'kasway-agent cleanup'. A second signal ends it at once.`,
+		Example: `  kasway-agent run -f /etc/kasway/agent.yaml
+  kasway-agent run --target kas=10.96.0.1:443,172.30.0.10:6443 --clients host,pods \
+    --server kasway.example.com:8091 --cert agent.crt --key agent.key --ca ca.crt`,
+		Args: cli.NoArgs,
+	}
+	flags := config.AgentFlags(c.Flags())
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := config.LoadAgent(flags)
+		if err != nil {
+			return err
+		}
+		if err := config.CheckCredentials(cfg.Identity); err != nil {
+			return err
+		}
+		log, err := observe.NewLogger(c.ErrOrStderr(), cfg.Observe.LogLevel, cfg.Observe.LogFormat)
+		if err != nil {
+			return err
+		}
+		wired, err := wire(cfg, log)
+		if err != nil {
+			return err
+		}
+		log.WithField("version", observe.Version).Info("kasway-agent starts")
+		if err := agent.Run(c.Context(), wired); err != nil {
+			return err
+		}
+		log.Info("kasway-agent has stopped")
+		return nil
+	}
+	return c
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kasway/kasway/cmd/internal/cli"
+	"github.com/kasway/kasway/pkg/agent"
+	"github.com/kasway/kasway/pkg/config"
+)
+
+func statusCommand() *cobra.Command {
+	var (
+		socket string
+		ready  bool
+		out    cli.Output
+	)
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the running agent diverts and carries",
+		Args:  cli.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := ask(c.Context(), socket)
+			if err != nil {
+				return err
+			}
+			if ready {
+				if !s.Ready {
+					return errors.New("not ready: " + s.NotReady)
+				}
+				fmt.Fprintln(c.OutOrStdout(), "ready")
+				return nil
+			}
+			return out.Print(c.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, time.Now()) })
+		},
+	}
+	out.Register(c)
+	c.Flags().StringVar(&socket, "admin-socket", config.AgentDefaults().Observe.AdminSocket, "the `path` of the agent's admin socket")
+	c.Flags().BoolVar(&ready, "ready", false, "only tell whether it is ready: exit 0 or 1, for probes")
+	return c
+}
+
+func printStatus(w io.Writer, s agent.Status, now time.Time) {
+	state := "ready"
+	if !s.Ready {
+		state = "not ready: " + s.NotReady
+	}
+	fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
+	fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
+	for _, k := range s.Skipped {
+		fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, strings.ReplaceAll(k.Reason, "\n", "; "))
+	}
+	fmt.Fprintf(w, "\nTARGET\tSTATE\tADDRESSES\n")
+	for _, t := range s.Targets {
+		fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.State, orNone(strings.Join(t.Addresses, " ")))
+	}
+	fmt.Fprintf(w, "\nSERVER\tLINK\tSINCE\tRTT\tSTREAMS\tVERSION\tLAST ERROR\n")
+	for _, l := range s.Links {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.Server, l.State, ago(now, l.Since),
+			l.RTT.Round(10*time.Microsecond), l.Streams, orNone(l.Version), orNone(l.LastError))
+	}
+}
+
+func ago(now, then time.Time) string {
+	if then.IsZero() {
+		return "-"
+	}
+	return now.Sub(then).Round(time.Second).String()
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

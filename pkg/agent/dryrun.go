@@ -1,0 +1,53 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// What a running agent gets from the kernel, or makes for itself, stands for
+// itself in a dry run.
+const (
+	DryRunGeneration = "dryrun"
+	// DryRunPort is the first of the ports that listeners seem to have.
+	DryRunPort = 40001
+)
+
+var dryRunNode6 = netip.MustParseAddr("fd77::1")
+
+// DryRun is the State that an agent of this configuration would install, less
+// the self-test. It changes nothing, and asks nobody but the resolver for the
+// targets' host names.
+func DryRun(ctx context.Context, c config.Agent, log logrus.FieldLogger) (rules.State, error) {
+	if c.Intercept.NodeIPv6 == "" {
+		c.Intercept.NodeIPv6 = dryRunNode6.String()
+	}
+	p, err := place(c.Intercept, nil)
+	if err != nil {
+		return rules.State{}, err
+	}
+	r := rules.NewResolver(rules.ResolverConfig{Targets: p.diverted(c.Targets), Log: log})
+	r.Resolve(ctx)
+	s := rules.State{
+		Generation: DryRunGeneration, Clients: c.Intercept.Clients, WhenDown: c.Intercept.WhenDown,
+		Mark: Mark, MarkMask: Mark, Node4: p.node4, Node6: p.node6,
+	}
+	next := uint16(DryRunPort)
+	for _, t := range c.Targets {
+		ports := intercept.PortsAt(p.listen, func(netip.Addr) uint16 {
+			if p.fixed {
+				return t.Listen
+			}
+			next++
+			return next - 1
+		})
+		s.Diverts = append(s.Diverts, rules.Divert{Name: t.Name, Entries: r.Entries(t.Name), Ports: ports})
+	}
+	return s, nil
+}
