@@ -1,0 +1,173 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"sync"
+	"sync/atomic"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// Config is what a Mode needs of its surroundings; the zero value works.
+type Config struct {
+	// Log may be nil.
+	Log logrus.FieldLogger
+	// Metrics and Heartbeat may be nil.
+	Metrics   *Metrics
+	Heartbeat *intercept.Metrics
+}
+
+// Mode implements intercept.Mode with iptables, in the network namespace of
+// the thread that calls its first Apply.
+type Mode struct {
+	cfg Config
+	run runner
+
+	mu sync.Mutex // the keeper works beside the caller
+	// back is the back end in use and its tools by family, once chosen; tool6
+	// is nil where the node has none for IPv6.
+	back         backEnd
+	tool4, tool6 *tool
+	want         rules.IPTables
+	generation   string
+
+	kernel sets
+	renew  atomic.Pointer[[]rules.IPSet] // what a beat renews
+	stop   []func()                      // heartbeat and keeper; nil: not applied
+}
+
+var _ intercept.Mode = (*Mode)(nil)
+
+// New makes a Mode that has installed nothing yet.
+func New(cfg Config) *Mode {
+	if cfg.Log == nil {
+		l := logrus.New()
+		l.SetOutput(io.Discard)
+		cfg.Log = l
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics(nil)
+	}
+	return &Mode{cfg: cfg, run: run}
+}
+
+// Name is the mode's name in the configuration.
+func (m *Mode) Name() string { return "iptables" }
+
+var generations = regexp.MustCompile(`^[a-z0-9]{1,15}$`)
+
+// Apply implements intercept.Mode. If it fails, what was in force before stays
+// so in every table that was not reached; Apply may be called again.
+func (m *Mode) Apply(ctx context.Context, s rules.State) error {
+	switch {
+	case !generations.MatchString(s.Generation):
+		return fmt.Errorf("iptables: generation %q: want 1 to 15 of a-z and 0-9", s.Generation)
+	case s.Mark&s.MarkMask == 0:
+		return fmt.Errorf("iptables: mark %#x/%#x would exempt every socket", s.Mark, s.MarkMask)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.generation != "" && m.generation != s.Generation {
+		return fmt.Errorf("iptables: generation %s cannot become %s while it is applied", m.generation, s.Generation)
+	}
+	if err := m.apply(ctx, s); err != nil {
+		return fmt.Errorf("iptables: applying: %w", err)
+	}
+	return nil
+}
+
+func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
+	if m.back == "" {
+		if err := m.choose(ctx); err != nil {
+			return err
+		}
+	}
+	if m.kernel.Handle == nil {
+		if m.kernel, err = openSets(); err != nil {
+			return err
+		}
+	}
+	want := rules.RenderIPTables(s)
+	for _, f := range want.Families {
+		if f.V6 && m.tool6 == nil {
+			return fmt.Errorf("%w: targets with IPv6 addresses need %s", intercept.ErrNotSupported, toolName(m.back, true))
+		}
+	}
+	m.generation = s.Generation
+	if err := m.beginBeating(want.Sets); err != nil {
+		return err
+	}
+	for _, f := range want.Families {
+		if err := m.tool(f.V6).install(ctx, f); err != nil {
+			return err
+		}
+	}
+	m.want = want
+	if err := m.sweep(ctx); err != nil {
+		return fmt.Errorf("removing what is left of earlier states: %w", err)
+	}
+	return m.beginKeeping()
+}
+
+func (m *Mode) tool(v6 bool) *tool {
+	if v6 {
+		return m.tool6
+	}
+	return m.tool4
+}
+
+// beginBeating makes the alive sets, which the rules will refer to, and keeps
+// them alive from then on.
+func (m *Mode) beginBeating(want []rules.IPSet) error {
+	for _, s := range want {
+		if err := m.kernel.fill(s); err != nil {
+			return err
+		}
+	}
+	m.renew.Store(&want)
+	if len(m.stop) == 0 {
+		m.stop = append(m.stop, intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat))
+	}
+	return nil
+}
+
+// beat takes no lock: an iptables command may hold m.mu for seconds.
+func (m *Mode) beat() error {
+	var errs []error
+	for _, s := range *m.renew.Load() {
+		errs = append(errs, m.kernel.renew(s))
+	}
+	return errors.Join(errs...)
+}
+
+// Close implements intercept.Mode. A second Close does nothing; Apply may
+// follow.
+func (m *Mode) Close() error {
+	m.mu.Lock()
+	stop := m.stop
+	m.stop = nil
+	m.mu.Unlock()
+	for i := len(stop) - 1; i >= 0; i-- {
+		stop[i]() // outside the lock, which the keeper needs
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.generation == "" {
+		return nil
+	}
+	// The guard's chain is of no generation, and stays.
+	err := m.removeOwn(context.Background(), func(chain, generation string) bool { return generation == m.generation })
+	m.kernel.Close()
+	m.kernel, m.want, m.generation = sets{}, rules.IPTables{}, ""
+	if err != nil {
+		return fmt.Errorf("iptables: closing: %w", err)
+	}
+	return nil
+}
