@@ -1,0 +1,156 @@
+package bed
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// rules are the firewall of the control plane: from outside only Kasway's port
+// can be reached, and nothing outside can be. What it drops is counted, so that
+// a client that came to another way shows.
+const rules = `
+table inet fw {
+	counter in { }
+	counter out { }
+	counter through { }
+	set dropped4 { type ipv4_addr . inet_service; flags dynamic; size 64; }
+	set dropped6 { type ipv6_addr . inet_service; flags dynamic; size 64; }
+	chain input {
+		type filter hook input priority 0; policy accept
+		iifname != "cp0" accept
+		ct state established accept
+		tcp dport ` + kaswayPort + ` accept
+		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-report, mld2-listener-report } accept
+		counter name in jump note
+	}
+	chain output {
+		type filter hook output priority 0; policy accept
+		oifname != "cp0" accept
+		ct state established accept
+		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-report, mld2-listener-report } accept
+		counter name out jump note
+	}
+	chain forward {
+		type filter hook forward priority 0; policy accept
+		counter name through jump note
+	}
+	chain note {
+		add @dropped4 { ip daddr . th dport }
+		add @dropped6 { ip6 daddr . th dport }
+		drop
+	}
+}
+`
+
+// firewallUp turns the firewall on between two rounds of probes: what is said
+// to be closed was open before.
+func (b *Bed) firewallUp(ctx context.Context) error {
+	const probe = "probe"
+	for _, addr := range b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort)) {
+		if err := b.start(probe+addr, place{netns: nsNode}, nil, b.bin.Box, "serve", addr); err != nil {
+			return err
+		}
+	}
+	if err := poll(ctx, 20*time.Millisecond, func() error { return b.reachable(ctx, true) }); err != nil {
+		return fmt.Errorf("before the firewall is on: %w", err)
+	}
+	if err := nft(ctx, rules); err != nil {
+		return err
+	}
+	if err := b.reachable(ctx, false); err != nil {
+		return fmt.Errorf("with the firewall: %w", err)
+	}
+	for _, addr := range b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort)) {
+		if err := b.Kill(probe + addr); err != nil {
+			return err
+		}
+	}
+	n, err := Dropped(ctx)
+	if err != nil {
+		return err
+	}
+	if n["in"] == 0 || n["out"] == 0 {
+		return fmt.Errorf("the firewall dropped the probes and counted %v", n)
+	}
+	return nft(ctx, "reset counters table inet fw\nflush set inet fw dropped4\nflush set inet fw dropped6")
+}
+
+// reachable fails unless a direct connection node → KAS, and one KAS → kubelet,
+// is possible (want) or is not.
+func (b *Bed) reachable(ctx context.Context, want bool) error {
+	for _, way := range []struct {
+		from string
+		to   []string
+	}{
+		{nsNode, b.families(net.JoinHostPort(cp4, kasPort), net.JoinHostPort(cp6, kasPort))},
+		{nsCP, b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort))},
+	} {
+		for _, addr := range way.to {
+			ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+			c, err := dialIn(ctx, way.from, "tcp", addr)
+			cancel()
+			if err == nil {
+				// A reset leaves nothing to send: the firewall, which has not
+				// seen this connection begin, would drop and count its end.
+				_ = c.(*net.TCPConn).SetLinger(0)
+				c.Close()
+			}
+			if (err == nil) != want {
+				return fmt.Errorf("%s from %s: reachable is %t, want %t (%v)", addr, way.from, err == nil, want, err)
+			}
+		}
+	}
+	return nil
+}
+
+// Dropped is what the firewall has dropped since it was turned on, in packets,
+// by counter: in, out, through. The probes are not part of it.
+func Dropped(ctx context.Context) (map[string]uint64, error) {
+	out, err := run(ctx, place{netns: nsCP}.argv([]string{"nft", "-j", "list", "counters", "table", "inet", "fw"})...)
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Nftables []struct {
+			Counter *struct {
+				Name    string
+				Packets uint64
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, err
+	}
+	n := map[string]uint64{}
+	for _, o := range list.Nftables {
+		if o.Counter != nil {
+			n[o.Counter.Name] = o.Counter.Packets
+		}
+	}
+	if len(n) != 3 {
+		return nil, fmt.Errorf("the firewall has the counters %v", n)
+	}
+	return n, nil
+}
+
+// DroppedTo says for people what the dropped packets were meant for.
+func DroppedTo(ctx context.Context) string {
+	out, _ := run(ctx, place{netns: nsCP}.argv([]string{"nft", "list", "sets", "table", "inet", "fw"})...)
+	return out
+}
+
+// nft gives its commands to nft in the control plane.
+func nft(ctx context.Context, commands string) error {
+	argv := place{netns: nsCP}.argv([]string{"nft", "-f", "-"})
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(commands + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("nft: %w: %s", err, out)
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+//go:build kube
+
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kasway/kasway/tests/kube/bed"
+)
+
+// binaries are what every bed runs.
+var binaries bed.Binaries
+
+func TestMain(m *testing.M) {
+	os.Exit(func() int {
+		if os.Geteuid() != 0 {
+			fmt.Fprintln(os.Stderr, "these tests make network namespaces, control groups and containers: run them as root")
+			return 77
+		}
+		unlock, err := bed.Lock()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		defer unlock()
+		if binaries, err = bed.Build(context.Background()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		interrupted := make(chan os.Signal, 1)
+		signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+		go func() {
+			<-interrupted
+			_ = bed.Down() // what it leaves, the next run removes
+			os.Exit(1)
+		}()
+		return m.Run()
+	}())
+}
+
+// full is whether every combination is wanted, not only a subset that holds
+// each pair of settings.
+func full() bool { return os.Getenv("FULL") == "1" }
+
+// beds are the combinations that are tested. In the subset each pair of the
+// four settings occurs; mode iptables comes only with the full set.
+func beds() []bed.Config {
+	if !full() {
+		return []bed.Config{
+			{Proxy: "iptables", Form: bed.FormProcess, Mode: "nft"},
+			{Proxy: "iptables", Form: bed.FormStaticPod, Mode: "nft", Bootstrap: true, DualStack: true},
+			{Proxy: "nftables", Form: bed.FormProcess, Mode: "nft", Bootstrap: true, DualStack: true},
+			{Proxy: "nftables", Form: bed.FormStaticPod, Mode: "nft", DualStack: true},
+			{Proxy: "nftables", Form: bed.FormStaticPod, Mode: "nft", Bootstrap: true},
+		}
+	}
+	var all []bed.Config
+	for _, proxy := range []string{"iptables", "nftables"} {
+		for _, dual := range []bool{false, true} {
+			for _, bootstrap := range []bool{false, true} {
+				c := bed.Config{Proxy: proxy, Mode: "nft", Bootstrap: bootstrap, DualStack: dual}
+				c.Form = bed.FormStaticPod
+				all = append(all, c)
+				c.Form = bed.FormProcess
+				all = append(all, c)
+				// The static pod's image holds no iptables.
+				c.Mode = "iptables"
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// up brings up a bed as far as the control plane, and takes it down with the
+// test. What the components said is shown if the test fails.
+func up(t *testing.T, c bed.Config) *bed.Bed {
+	t.Helper()
+	b := bed.New(c, binaries)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, l := range []string{bed.Server, bed.Agent, "node", "containerd", "kubelet", "kube-proxy", "kube-apiserver"} {
+				t.Logf("the end of %s.log:\n%s", l, b.Tail(l, 15))
+			}
+			if os.Getenv("KEEP") != "" {
+				t.Fatalf("left up in %s; remove it with: go run ./tests/kube/kubebed down", bed.Dir())
+			}
+		}
+		if err := bed.Down(); err != nil {
+			t.Error(err)
+		}
+		if left := bed.Left(binaries); len(left) > 0 {
+			t.Errorf("left behind: %q", left)
+		}
+	})
+	must(t, "bringing the bed up", b.Up(t.Context()))
+	return b
+}
+
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// startNode starts the agent and the node and gives the node its work, and
+// waits for none of it but for an agent that is a process: it comes before the
+// kubelet, and ready is what its operator port says then.
+func startNode(t *testing.T, b *bed.Bed, ready int) {
+	t.Helper()
+	must(t, "starting the agent", b.StartAgent(t.Context()))
+	if b.Form == bed.FormProcess {
+		must(t, "the agent before the kubelet", b.AgentAnswers(t.Context(), "/readyz", ready))
+	}
+	must(t, "starting the node", b.StartNode(t.Context()))
+	must(t, "starting the workload", b.StartWorkload(t.Context()))
+}
+
+// TestNode: a node that can reach one port of its control plane works.
+func TestNode(t *testing.T) {
+	for _, c := range beds() {
+		t.Run(c.Name(), func(t *testing.T) {
+			b := up(t, c)
+			must(t, "starting the server", b.StartServer(t.Context()))
+			startNode(t, b, 200)
+			everyCheckPasses(t, b)
+			nothingWentAnotherWay(t, b)
+		})
+	}
+}
+
+// TestWithoutServer: the checks can fail. In one bed whose server is missing
+// every one of them does, and starting the server is all it takes.
+func TestWithoutServer(t *testing.T) {
+	c := bed.Config{Proxy: "nftables", Form: bed.FormProcess, Mode: "nft", Bootstrap: true, DualStack: true}
+	b := up(t, c)
+	startNode(t, b, 503)
+	// Longer than the node of any bed takes to become ready; after it one try
+	// of each tells.
+	limit := 12 * time.Second
+	for _, check := range checks(c) {
+		t.Run("missing/"+check.name, func(t *testing.T) {
+			err := check.run(t.Context(), b, limit)
+			limit = 0
+			if err == nil {
+				t.Error("it passes, and there is no server")
+			} else {
+				t.Logf("as it should: %v", err)
+			}
+		})
+	}
+	nothingWentAnotherWay(t, b)
+	must(t, "starting the server", b.StartServer(t.Context()))
+	everyCheckPasses(t, b)
+	nothingWentAnotherWay(t, b)
+}
+
+func everyCheckPasses(t *testing.T, b *bed.Bed) {
+	for _, check := range checks(b.Config) {
+		t.Run(check.name, func(t *testing.T) {
+			started := time.Now()
+			if err := check.run(t.Context(), b, time.Minute); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("after %.1f s", time.Since(started).Seconds())
+		})
+	}
+}
+
+// nothingWentAnotherWay: whatever reached the KAS came through Kasway, and
+// nobody so much as tried the direct way.
+func nothingWentAnotherWay(t *testing.T, b *bed.Bed) {
+	t.Run("firewall dropped nothing", func(t *testing.T) {
+		n, err := bed.Dropped(t.Context())
+		must(t, "reading the firewall's counters", err)
+		for _, name := range slices.Sorted(maps.Keys(n)) {
+			if n[name] != 0 {
+				t.Errorf("it dropped %d packets on the way %s; meant for:\n%s", n[name], name, bed.DroppedTo(t.Context()))
+			}
+		}
+	})
+}

@@ -1,0 +1,87 @@
+// Kubebed brings a test cluster up for use by hand, and down.
+//
+//	go run ./tests/kube/kubebed up [-proxy nftables] [-form staticpod] [-bootstrap] [-dual]
+//	go run ./tests/kube/kubebed kubectl get pods -A
+//	go run ./tests/kube/kubebed down
+//
+// Logs, certificates and configurations are in the folder that up prints. down
+// also removes what a run that crashed has left.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kasway/kasway/tests/kube/bed"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "kubebed:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("usage: kubebed up [FLAG...] | kubectl ARG... | down")
+	}
+	switch args[0] {
+	case "up":
+		return up(args[1:])
+	case "kubectl":
+		return kubectl(args[1:])
+	case "down":
+		unlock, err := bed.Lock()
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return bed.Down()
+	}
+	return fmt.Errorf("unknown command %q (up, kubectl, down)", args[0])
+}
+
+func up(args []string) error {
+	c := bed.Config{}
+	fl := flag.NewFlagSet("up", flag.ExitOnError)
+	fl.StringVar(&c.Proxy, "proxy", "iptables", "kube-proxy's mode: iptables, nftables")
+	fl.StringVar(&c.Form, "form", bed.FormProcess, "how the agent runs: process, staticpod")
+	fl.StringVar(&c.Mode, "mode", "nft", "the agent's intercept.mode")
+	fl.BoolVar(&c.Bootstrap, "bootstrap", false, "let the kubelet join with a token")
+	fl.BoolVar(&c.DualStack, "dual", false, "IPv6 as well")
+	_ = fl.Parse(args) // it exits by itself
+	unlock, err := bed.Lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	bin, err := bed.Build(context.Background())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	b := bed.New(c, bin)
+	for _, step := range []func(context.Context) error{b.Up, b.StartServer, b.StartAgent, b.StartNode, b.StartWorkload} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("%s is up in %s\n", strings.ReplaceAll(c.Name(), "-", ", "), bed.Dir())
+	return nil
+}
+
+func kubectl(args []string) error {
+	bin, err := bed.Build(context.Background())
+	if err != nil {
+		return err
+	}
+	cmd := bed.New(bed.Config{}, bin).Kubectl(context.Background(), os.Stdin, args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	return cmd.Run()
+}

@@ -1,0 +1,248 @@
+//go:build kube
+
+package kube
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kasway/kasway/tests/kube/bed"
+)
+
+// The informers of the outage: as many as a busy node has, on one client.
+const informerCount = 50
+
+// How long each outage lasts, and how long after it everything that may still
+// come has come: client-go backs off for up to a minute.
+const (
+	serverOutage = 30 * time.Second
+	agentOutage  = 20 * time.Second
+	afterOutage  = 70 * time.Second
+)
+
+// TestCase_B93_Outage: what clients meet while nothing can be carried makes no
+// informer list again, and none back off once the way is open.
+func TestCase_B93_Outage(t *testing.T) {
+	proxies := []string{"iptables"}
+	if full() {
+		proxies = append(proxies, "nftables")
+	}
+	for _, proxy := range proxies {
+		t.Run(proxy, func(t *testing.T) {
+			b := up(t, bed.Config{Proxy: proxy, Form: bed.FormProcess, Mode: "nft"})
+			must(t, "starting the server", b.StartServer(t.Context()))
+			startNode(t, b, 200)
+			must(t, "pods", check{do: podsRunning}.run(t.Context(), b, time.Minute))
+			tick(t, b)
+			must(t, "starting the informers", b.StartHostProcess("informers", binaries.Hyperkube,
+				"informers", "--kubeconfig", b.Path("pki/informers.kubeconfig"), "--count", fmt.Sprint(informerCount)))
+			_, err := allFresh(t.Context(), b, time.Time{}, time.Minute)
+			must(t, "the informers before any outage", err)
+
+			t.Run("server killed", func(t *testing.T) { serverKilled(t, b) })
+			t.Run("agent killed", func(t *testing.T) { agentKilled(t, b) })
+			nothingWentAnotherWay(t, b)
+		})
+	}
+}
+
+func serverKilled(t *testing.T, b *bed.Bed) {
+	began := time.Now()
+	must(t, "killing the server", b.Kill(bed.Server))
+	time.Sleep(serverOutage)
+	must(t, "starting the server again", b.StartServer(t.Context()))
+	back := time.Now() // it accepts
+	fresh, err := allFresh(t.Context(), b, back, afterOutage)
+	must(t, "the informers after the outage", err)
+	figure(t, "fresh-after-server-outage-s", fresh.Sub(back).Seconds(), 1)
+	relists(t, b, "server", began)
+	errnos(t, b, "server", began, back)
+}
+
+func agentKilled(t *testing.T, b *bed.Bed) {
+	began := time.Now()
+	must(t, "killing the agent", b.Kill(bed.Agent))
+	time.Sleep(agentOutage)
+	// A connect of the very moment may still be taken by the dying process's
+	// backlog, and is then reset.
+	refused := errnos(t, b, "agent", began.Add(time.Second), time.Now())
+	if refused["ECONNREFUSED"] == 0 {
+		t.Errorf("nobody was refused: %v", refused)
+	}
+	for answer := range refused {
+		if answer != "ECONNREFUSED" {
+			t.Errorf("with no agent a connect ended with %q, which is not ECONNREFUSED", answer)
+		}
+	}
+	must(t, "starting the agent again", b.StartAgent(t.Context()))
+	must(t, "the agent", b.AgentAnswers(t.Context(), "/readyz", 200))
+	back := time.Now()
+	// Those who were refused back off for as long again: there is no goal.
+	fresh, err := allFresh(t.Context(), b, back, afterOutage)
+	must(t, "the informers after the outage", err)
+	t.Logf("all fresh %.1f s after the agent was ready", fresh.Sub(back).Seconds())
+	relists(t, b, "agent", began)
+}
+
+// figure prints one measured value with the most that it may be.
+func figure(t *testing.T, name string, value, most float64) {
+	t.Helper()
+	verdict := "ok"
+	if value > most {
+		verdict = "missed"
+		t.Errorf("%s is %.3g, and may be %.3g at most", name, value, most)
+	}
+	fmt.Printf("B93 %s %.3g (goal <= %.3g) %s\n", name, value, most, verdict)
+}
+
+// tick writes the ConfigMap of the informers ten times a second until the test
+// ends, beside the KAS, so that no outage holds it up.
+func tick(t *testing.T, b *bed.Bed) {
+	t.Helper()
+	at := func() []byte {
+		return fmt.Appendf(nil, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"tick"},"data":{"at":%q}}`, time.Now().Format(time.RFC3339Nano))
+	}
+	must(t, "creating the ConfigMap", b.API().Create(t.Context(), "/api/v1/namespaces/default/configmaps", at()))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() {
+		every := time.NewTicker(100 * time.Millisecond)
+		defer every.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				ended <- nil
+				return
+			case <-every.C:
+			}
+			if err := b.API().Merge(ctx, "/api/v1/namespaces/default/configmaps/tick", at()); err != nil && ctx.Err() == nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("the writer gave up: %v", err)
+		}
+	})
+}
+
+// said is one line of the informers.
+type said struct {
+	At       time.Time
+	Event    string
+	Informer int
+	Error    string
+}
+
+// informersSaid is what the informers said after a moment.
+func informersSaid(b *bed.Bed, after time.Time) ([]said, error) {
+	text, err := os.ReadFile(b.Path("log/informers.log"))
+	if err != nil {
+		return nil, err
+	}
+	var lines []said
+	for line := range bytes.Lines(text) {
+		var s said
+		// Not all lines are ours (client-go logs to the same file), and the
+		// last may be half written.
+		if json.Unmarshal(line, &s) == nil && s.At.After(after) {
+			lines = append(lines, s)
+		}
+	}
+	return lines, nil
+}
+
+// allFresh waits until every informer has become fresh after a moment, and
+// returns when the last one did.
+func allFresh(ctx context.Context, b *bed.Bed, after time.Time, limit time.Duration) (last time.Time, err error) {
+	err = bed.Poll(ctx, limit, func() error {
+		lines, err := informersSaid(b, after)
+		if err != nil {
+			return err
+		}
+		first := map[int]time.Time{}
+		for _, s := range lines {
+			if _, known := first[s.Informer]; s.Event == "fresh" && !known {
+				first[s.Informer] = s.At
+			}
+		}
+		if len(first) < informerCount {
+			return fmt.Errorf("%d of %d informers are fresh; their log ends with:\n%s", len(first), informerCount, b.Tail("informers", 5))
+		}
+		for _, at := range first {
+			if at.After(last) {
+				last = at
+			}
+		}
+		return nil
+	})
+	return last, err
+}
+
+// errnos counts how the informers' connects ended during an outage, and fails
+// on what makes an informer list again.
+func errnos(t *testing.T, b *bed.Bed, what string, from, to time.Time) map[string]int {
+	t.Helper()
+	lines, err := informersSaid(b, from)
+	must(t, "reading what the informers said", err)
+	n := map[string]int{}
+	for _, s := range lines {
+		if s.Event == "dial" && s.At.Before(to) {
+			n[s.Error]++
+		}
+	}
+	t.Logf("connects without the %s ended like this (\"\" is accepted): %v", what, n)
+	wrong := n["EPERM"] + n["EACCES"] + n["EHOSTUNREACH"] + n["ENETUNREACH"]
+	for _, component := range []string{"kubelet", "kube-proxy"} {
+		log := b.Tail(component, 1_000_000)
+		for _, text := range []string{"operation not permitted", "permission denied", "no route to host", "network is unreachable"} {
+			wrong += strings.Count(log, "connect: "+text)
+		}
+	}
+	figure(t, "eperm-ehostunreach-without-"+what, float64(wrong), 0)
+	return n
+}
+
+// relists counts, from the KAS's audit log, who listed again since a moment:
+// by a list, or by a watch that begins with all objects.
+func relists(t *testing.T, b *bed.Bed, what string, since time.Time) {
+	t.Helper()
+	text, err := os.ReadFile(b.Path("log/audit.json"))
+	must(t, "reading the audit log", err)
+	lists, watches := map[string][]string{}, map[string]int{}
+	for line := range bytes.Lines(text) {
+		var e struct {
+			Verb, RequestURI         string
+			RequestReceivedTimestamp time.Time
+			User                     struct{ Username string }
+		}
+		if json.Unmarshal(line, &e) != nil || e.RequestReceivedTimestamp.Before(since) {
+			continue
+		}
+		if e.Verb == "list" || strings.Contains(e.RequestURI, "sendInitialEvents=true") {
+			lists[e.User.Username] = append(lists[e.User.Username], e.RequestURI)
+		} else {
+			watches[e.User.Username]++
+		}
+	}
+	for _, user := range []struct{ name, user string }{
+		{"informers", bed.UserInformers}, {"kubelet", "system:node:" + bed.NodeName}, {"kube-proxy", "system:kube-proxy"},
+	} {
+		// Who watched nothing has not noticed the outage, or has not come back.
+		if watches[user.user] == 0 {
+			t.Errorf("%s has opened no watch since", user.name)
+		}
+		t.Logf("%s: %d watches since, listed again: %v", user.name, watches[user.user], slices.Sorted(slices.Values(lists[user.user])))
+		figure(t, "relists-"+user.name+"-without-"+what, float64(len(lists[user.user])), 0)
+	}
+}
