@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
@@ -90,6 +91,9 @@ func (n *NodeAddresses) ensure(nl *netlink.Handle, w NodeAddress) error {
 		return err
 	}
 	if err := addToLo(nl, w.Addr); err != nil {
+		return err
+	}
+	if err := usable(nl, w.Addr); err != nil {
 		return err
 	}
 	n.log.WithField("address", w.Addr).Info("added a node-local address to lo")
@@ -197,6 +201,22 @@ func addToLo(nl *netlink.Handle, addr netip.Addr) error {
 		return fmt.Errorf("adding it to lo: %w", err)
 	}
 	return nil
+}
+
+// usable waits until addr can be connected to. The kernel takes an IPv6 address
+// at once, but makes its route later, in a worker: until then a connect fails
+// with ENETUNREACH although a listener can be bound.
+func usable(nl *netlink.Handle, addr netip.Addr) error {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 2000 {
+		routes, err := nl.RouteGet(addr.AsSlice())
+		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+			return nil
+		}
+		<-tick.C
+	}
+	return errors.New("it is on lo, but no local route leads to it")
 }
 
 func hostNet(a netip.Addr) *net.IPNet {

@@ -66,8 +66,8 @@ func (f *Forwarder) Handle(ctx context.Context, t Taken) {
 		if ctx.Err() != nil {
 			err = ErrStopped
 		}
-		client.Abort(err)
 		f.cfg.Metrics.refused.WithLabelValues(reason(err)).Inc()
+		client.Abort(err)
 		log.WithField(observe.FieldReason, reason(err)).WithError(err).Debug("connection refused")
 		return
 	}

@@ -153,8 +153,8 @@ func (s *Server) take(c *net.TCPConn, l *listener) {
 	if err == nil {
 		return
 	}
-	dial.NewTCP(c).Abort(err)
 	s.cfg.Metrics.refused.WithLabelValues(reason(err)).Inc()
+	dial.NewTCP(c).Abort(err)
 	s.quiet.Do(func() {
 		s.cfg.Log.WithFields(logrus.Fields{
 			observe.FieldTarget: t.Target, observe.FieldClient: t.Peer, observe.FieldListener: t.Local, observe.FieldReason: reason(err),

@@ -47,7 +47,7 @@ type Config struct {
 type Mode struct {
 	cfg   Config
 	guard Guard
-	err   error // why there is no guard
+	err   error  // why there is no guard
 	stop  func() // of the heartbeat; nil: it does not run
 }
 
