@@ -135,6 +135,15 @@ func TestAbortIsReset(t *testing.T) {
 	}
 }
 
+// What a killed process leaves to the kernel is a close without Close.
+func TestDeathIsReset(t *testing.T) {
+	outer, inner := pair(t)
+	_ = inner.TCPConn.Close()
+	if _, err := outer.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("when the process dies the peer reads %v, want ECONNRESET", err)
+	}
+}
+
 func TestDirect(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

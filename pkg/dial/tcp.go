@@ -13,21 +13,26 @@ type TCP struct {
 }
 
 // NewTCP takes ownership of c.
-func NewTCP(c *net.TCPConn) *TCP { return &TCP{TCPConn: c} }
+//
+// The socket is left such that the kernel resets it if this process is killed:
+// the peer must not take a cut for an end.
+func NewTCP(c *net.TCPConn) *TCP {
+	_ = c.SetLinger(0) // fails only on a connection that is closed already
+	return &TCP{TCPConn: c}
+}
 
 // Abort implements Conn. Unread and unsent bytes are dropped.
 func (c *TCP) Abort(error) {
-	c.once.Do(func() {
-		// On a connection that is closed already both calls fail, as they should.
-		_ = c.SetLinger(0)
-		_ = c.TCPConn.Close()
-	})
+	c.once.Do(func() { _ = c.TCPConn.Close() })
 }
 
 // Close implements net.Conn: queued bytes are still delivered.
 func (c *TCP) Close() error {
 	var err error = net.ErrClosed
-	c.once.Do(func() { err = c.TCPConn.Close() })
+	c.once.Do(func() {
+		_ = c.SetLinger(-1)
+		err = c.TCPConn.Close()
+	})
 	return err
 }
 
