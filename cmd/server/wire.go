@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"net"
+	"os"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/observe"
+	"github.com/kasway/kasway/pkg/server"
+	"github.com/kasway/kasway/pkg/tunnel"
+)
+
+// wire puts the server's parts together.
+func wire(cfg config.Server, log logrus.FieldLogger) (server.Options, error) {
+	reg := observe.NewRegistry("server")
+	host, err := os.Hostname()
+	if err != nil {
+		return server.Options{}, err
+	}
+	metrics := tunnel.NewServerMetrics(reg)
+	return server.Options{
+		Config:   cfg,
+		Resolver: net.DefaultResolver,
+		Log:      log,
+		Registry: reg,
+		NewTunnel: func(c server.Carry) server.Tunnel {
+			return tunnel.NewServer(tunnel.ServerConfig{
+				TLS: c.TLS,
+				Admit: func(ctx context.Context, p tunnel.Peer) (context.Context, error) {
+					return c.Admit(ctx, p.Certificates)
+				},
+				Dial:             c.Dial,
+				Upstreams:        c.Upstreams,
+				UpstreamsChanged: c.Changed,
+				ServerID:         host,
+				Version:          observe.Version,
+				Log:              log,
+				Metrics:          metrics,
+			})
+		},
+	}, nil
+}
