@@ -55,7 +55,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 			return
 		}
 		c := tls.Server(raw, server)
-		defer c.Close()
+		defer func() { _ = c.Close() }()
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		_, err = c.Read(make([]byte, 1))
 		if err == nil {
@@ -71,7 +71,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 	if err != nil {
 		return <-done, err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 	_, clientErr = c.Write([]byte{1})
 	if clientErr == nil {
