@@ -51,10 +51,10 @@ func (w *world) death(t *testing.T, f Factory, when rules.WhenDown, signal sysca
 	storm := newStorm(w.cells("kas"))
 	d, err := w.strike(t, storm, h, f, when, signal)
 	all, stormErr := storm.end()
-	if err := errors.Join(err, stormErr); err != nil {
-		return summary(all), err
-	}
 	v := d.judge(all, when)
+	if err := errors.Join(err, stormErr); err != nil {
+		return summary(all), errors.Join(append(v.errs, err)...)
+	}
 	if err := errors.Join(d.holder.Close(), d.holder.Cleanup()); err != nil {
 		v.errs = append(v.errs, err)
 	}
@@ -109,6 +109,12 @@ func (w *world) strike(t *testing.T, s *storm, h *Holder, f Factory, when rules.
 
 func (d course) judge(all []record, when rules.WhenDown) *verdicts {
 	v := &verdicts{}
+	if d.struck.IsZero() {
+		return v // the storm did not even begin
+	}
+	if d.revived.IsZero() {
+		d.revived = time.Now()
+	}
 	v.bounded(all)
 	v.only("before the blow", finishedBefore(all, d.struck), time.Time{}, time.Time{}, toTarget)
 	down := refused
@@ -118,7 +124,9 @@ func (d course) judge(all []record, when rules.WhenDown) *verdicts {
 		v.never("escaped to the KAS", all, toKAS)
 	}
 	v.only("more than 3 s after the blow", finishedBefore(all, d.revived), d.settled, d.revived, down)
-	v.only("after the recovery", all, d.restored, time.Time{}, toTarget)
+	if !d.restored.IsZero() {
+		v.only("after the recovery", all, d.restored, time.Time{}, toTarget)
+	}
 	v.never("mixed up", all, mixedUp)
 	v.never("an errno other than ECONNREFUSED", all, failed)
 	v.atMost(d.workers, all, brokenOff)

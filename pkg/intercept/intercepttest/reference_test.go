@@ -111,9 +111,9 @@ func (r *reference) Close() error {
 		r.stop = nil
 	}
 	if r.fault == stopsFlows {
-		return nft("table inet ref\ndelete table inet ref\ntable inet refguard {\nchain all { type filter hook input priority 0; tcp dport 1024-65535 drop; }\n}\n")
+		return nft("table inet ref\ndelete table inet ref\ntable inet refguard {\nchain cut { type filter hook input priority 0; tcp dport 1024-65535 reject with tcp reset; }\n}\n")
 	}
-	return nft("table inet ref\ndelete table inet ref\n")
+	return nft("table inet ref\ndelete table inet ref\nflush set inet refguard alive4\nflush set inet refguard alive6\n")
 }
 
 // tables declares everything; declaring again what exists changes nothing, so
@@ -150,28 +150,32 @@ func (r *reference) tables() string {
 	}
 	b.WriteString("}\n}\n")
 	b.WriteString("table inet refguard {\nset g4 { type ipv4_addr . inet_service; flags timeout; }\nset g6 { type ipv6_addr . inet_service; flags timeout; }\n")
-	// The guard's answer comes after all translation, where packets have left
-	// the bridge: a reset sent from within it is not translated back. Its nat
-	// chain keeps connections translated once the other table is gone.
-	b.WriteString("chain forward { type filter hook forward priority 0; }\nchain out { type filter hook output priority 0; }\n")
-	b.WriteString("chain keep { type nat hook output priority -110; }\n}\n")
-	b.WriteString("flush chain inet refguard forward\nflush chain inet refguard out\ntable inet refguard {\n")
-	for _, c := range []struct{ name, first, own4, own6 string }{
-		{"forward", "", r.state.Node4.String(), r.state.Node6.String()},
-		{"out", mark, "127.0.0.1", "::1"},
-	} {
+	b.WriteString("set alive4 { type ipv4_addr . inet_service; flags timeout; }\nset alive6 { type ipv6_addr . inet_service; flags timeout; }\n")
+	// The guard answers before any translation: the reset for a packet that has
+	// come over a bridge is sent past conntrack and would keep the translated
+	// source. Its nat chain, and the ct expression in it, keep connections
+	// translated once the other table, perhaps the node's only one that needs
+	// nat and conntrack, is gone.
+	b.WriteString("chain pre { type filter hook prerouting priority -110; }\nchain out { type filter hook output priority -110; }\n")
+	b.WriteString("chain keep { type nat hook output priority -110; ct status dnat return; }\n}\n")
+	b.WriteString("flush chain inet refguard pre\nflush chain inet refguard out\ntable inet refguard {\n")
+	for _, c := range []struct{ name, first string }{{"pre", ""}, {"out", mark}} {
 		fmt.Fprintf(&b, "chain %s {\n%s\n", c.name, c.first)
-		const guard = "tcp flags & (fin|syn|rst|ack) == syn %[1]s daddr != %[2]s ct original %[1]s daddr . ct original proto-dst @g%[3]d reject with %[4]s\n"
-		fmt.Fprintf(&b, guard, "ip", c.own4, 4, answer)
-		fmt.Fprintf(&b, guard+"}\n", "ip6", c.own6, 6, answer)
+		for _, family := range []string{"ip:4", "ip6:6"} {
+			ip, n, _ := strings.Cut(family, ":")
+			fmt.Fprintf(&b, "%[1]s daddr . tcp dport @alive%[2]s return\n", ip, n)
+			fmt.Fprintf(&b, "tcp flags & (fin|syn|rst|ack) == syn %[1]s daddr . tcp dport @g%[2]s reject with %[3]s\n", ip, n, answer)
+		}
+		b.WriteString("}\n")
 	}
 	b.WriteString("}\n")
 	return b.String()
 }
 
-// elements fills the maps anew, for the next 2.5 s.
+// elements fills the maps anew, for the next 2 s: the command that does it may
+// outlive a killed process for a while.
 func (r *reference) elements() string {
-	timeout := " timeout 2500ms"
+	timeout := " timeout 2s"
 	if r.fault == noExpiry {
 		timeout = ""
 	}
@@ -179,7 +183,9 @@ func (r *reference) elements() string {
 	for _, m := range []string{"ref host4", "ref pods4", "ref host6", "ref pods6"} {
 		fmt.Fprintf(&b, "flush map inet %s\n", m)
 	}
-	b.WriteString("flush set inet refguard g4\nflush set inet refguard g6\n")
+	for _, set := range []string{"g4", "g6", "alive4", "alive6"} {
+		fmt.Fprintf(&b, "flush set inet refguard %s\n", set)
+	}
 	for i, d := range r.state.Diverts {
 		ports := d.Ports
 		if r.fault == swapsTargets {
@@ -199,6 +205,7 @@ func (r *reference) elements() string {
 				fmt.Fprintf(&b, "add element inet refguard g%d { %s%s }\n", family, key, timeout)
 			}
 			if !d.Refused {
+				fmt.Fprintf(&b, "add element inet refguard alive%d { %s%s }\n", family, key, timeout)
 				fmt.Fprintf(&b, "add element inet ref host%d { %s%s : %s . %d }\n", family, key, timeout, host, hostPort)
 				fmt.Fprintf(&b, "add element inet ref pods%d { %s%s : %s . %d }\n", family, key, timeout, pod, podPort)
 			}

@@ -82,7 +82,8 @@ func (w *world) replace(h *Holder, f Factory) error {
 	}
 	storm := newStorm(w.cells("kas", "other"))
 	err = storm.proceed(time.Time{}, 10)
-	for i := 0; err == nil && i < 20; i++ {
+	v := &verdicts{}
+	for i := 0; err == nil && i < 20 && len(v.errs) == 0; i++ {
 		next := s
 		next.Diverts = []rules.Divert{s.Diverts[1], s.Diverts[0]}
 		if i%2 == 1 {
@@ -95,14 +96,16 @@ func (w *world) replace(h *Holder, f Factory) error {
 		} else {
 			err = storm.proceed(time.Now(), 2)
 		}
+		v.only("while targets are replaced", storm.snapshot(), time.Time{}, time.Time{}, toTarget)
 	}
 	all, stormErr := storm.end()
 	if err := errors.Join(err, stormErr); err != nil {
-		return err
+		return errors.Join(append(v.errs, err)...)
 	}
-	v := &verdicts{}
+	if len(v.errs) == 0 {
+		v.only("while targets are replaced", all, time.Time{}, time.Time{}, toTarget)
+	}
 	v.bounded(all)
-	v.only("while targets are replaced", all, time.Time{}, time.Time{}, toTarget)
 	return errors.Join(append(v.errs, h.Close(), h.Cleanup(), h.End())...)
 }
 
@@ -137,14 +140,21 @@ func (w *world) existing(h *Holder, f Factory) error {
 		return nil
 	}
 	askAll := func(when, who string) (errs []error) {
+		results := make(chan error, len(flows))
 		for c, flow := range flows {
-			a, err := flow.Ask(patience)
-			if err == nil && a.Who != who {
-				err = fmt.Errorf("%s answers, want %s", a.Who, who)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %s: %w", when, c, err))
-			}
+			go func() {
+				a, err := flow.Ask(patience)
+				if err == nil && a.Who != who {
+					err = fmt.Errorf("%s answers, want %s", a.Who, who)
+				}
+				if err != nil {
+					err = fmt.Errorf("%s: %s: %w", when, c, err)
+				}
+				results <- err
+			}()
+		}
+		for range flows {
+			errs = append(errs, <-results)
 		}
 		return errs
 	}

@@ -113,13 +113,24 @@ func once(c cell) record {
 		default:
 			r.outcome = mixedUp
 		}
-	} else if errors.Is(err, syscall.ECONNREFUSED) {
-		r.outcome = refused
 	} else {
-		r.outcome = failed
+		r.outcome = connectFailed(err)
 	}
 	r.err, r.finished = err, time.Now()
 	return r
+}
+
+// connectFailed tells why a connect did not succeed. The runtime looks for the
+// result a moment after the kernel has it: ECONNRESET means that the connection
+// had been made and was reset by then.
+func connectFailed(err error) outcome {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return refused
+	case errors.Is(err, syscall.ECONNRESET):
+		return brokenOff
+	}
+	return failed
 }
 
 // snapshot is a copy of what has happened so far.

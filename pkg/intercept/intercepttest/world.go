@@ -123,7 +123,7 @@ func newWorld(proxy netns.KubeProxy, bridgeNF bool) (*world, error) {
 				Pods:      []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd00:77::/32")}[i]})
 		}
 	}
-	topo, err := netns.Build(netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: bridgeNF, Neighbour: true, Plan: &plan})
+	topo, err := netns.Build(netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: bridgeNF, Plan: &plan})
 	if err != nil {
 		return nil, err
 	}
