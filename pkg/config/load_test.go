@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -335,6 +336,53 @@ func TestFlagHelp(t *testing.T) {
 	for _, want := range []string{"-f, --config file", "(default \"/etc/kasway/agent.yaml\")", "--mode mode", "(default auto)", "--target target"} {
 		if !strings.Contains(fs.FlagUsages(), want) {
 			t.Errorf("--help has no %q:\n%s", want, fs.FlagUsages())
+		}
+	}
+}
+
+// A flag takes the place of what the file says, and of where it says it.
+func TestFlagReplacesPlaces(t *testing.T) {
+	file := write(t, "agent.yaml", strings.Replace(minimal, `["10.96.0.1:443"]`, "[a:1, b:1]", 1))
+	_, err := loadAgent(t, "/nonexistent", "-f", file, "--target=kas=10.0.0.1:443,10.0.0.1:443")
+	const want = "--target: 10.0.0.1:443 overlaps 10.0.0.1:443 of the same target; keep one"
+	if err == nil || err.Error() != want {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+}
+
+func TestBounds(t *testing.T) {
+	many := func(n int) string {
+		var out []string
+		for i := range n {
+			out = append(out, fmt.Sprintf("10.0.0.%d:1", i+1))
+		}
+		return strings.Join(out, ",")
+	}
+	agent := func(n int) error {
+		_, err := ParseAgent("agent.yaml", []byte(strings.Replace(minimal, `"kasway.example:8091"`, many(n), 1)))
+		return err
+	}
+	server := func(n int) error {
+		_, err := loadServer(t, "--cert=a", "--key=b", "--ca=c", "--upstream=kas="+many(n))
+		return err
+	}
+	long := func(n int) error {
+		_, err := ParseAgent("agent.yaml", []byte(minimal+"# "+strings.Repeat("x", n-len(minimal)-2)))
+		return err
+	}
+	for _, tc := range []struct {
+		got  error
+		want string
+	}{
+		{agent(64), ""},
+		{agent(65), "agent.yaml:5: links.servers: 65 servers; at most 64 are allowed"},
+		{server(64), ""},
+		{server(65), "--upstream: 65 addresses; at most 64 are allowed"},
+		{long(1 << 20), ""},
+		{long(1<<20 + 1), "agent.yaml: 1048577 bytes long; at most 1048576 are read"},
+	} {
+		if got := fmt.Sprint(tc.got); got != tc.want && (tc.want != "" || tc.got != nil) {
+			t.Errorf("got  %s\nwant %s", got, tc.want)
 		}
 	}
 }

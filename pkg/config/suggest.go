@@ -24,16 +24,15 @@ func suggest(name string, f fields) string {
 	return "; did you mean " + best + "?"
 }
 
-// distance counts the bytes to insert, drop, replace or swap with their
-// neighbour to make b of a.
+// distance counts the bytes to insert, drop or replace to make b of a.
 func distance(a, b string) int {
-	var before, row []int
 	next := make([]int, len(b)+1)
 	for j := range next {
 		next[j] = j
 	}
 	for i := range len(a) {
-		before, row, next = row, next, make([]int, len(b)+1)
+		row := next
+		next = make([]int, len(b)+1)
 		next[0] = i + 1
 		for j := range len(b) {
 			cost := row[j]
@@ -41,9 +40,6 @@ func distance(a, b string) int {
 				cost++
 			}
 			next[j+1] = min(cost, row[j+1]+1, next[j]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				next[j+1] = min(next[j+1], before[j-1]+1)
-			}
 		}
 	}
 	return next[len(b)]

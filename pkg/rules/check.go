@@ -76,7 +76,7 @@ func (c *checker) name(i, address int, field, name string) {
 		return
 	}
 	// An exact target may be called like its only address.
-	if first, taken := c.names[name]; taken && (first != i || address < 0) {
+	if first, taken := c.names[name]; taken && first != i {
 		c.add(i, address, field, "%q is the name of target %d as well; give each its own", name, first+1)
 		return
 	}

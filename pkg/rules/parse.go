@@ -126,8 +126,9 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 // ParseHost checks a DNS name, absolute (with a final dot) or not, and returns
 // it in lower case.
 func ParseHost(s string) (string, error) {
-	labels := strings.Split(strings.TrimSuffix(s, "."), ".")
-	if len(s) > 254 || len(strings.TrimSuffix(s, ".")) > 253 {
+	relative := strings.TrimSuffix(s, ".")
+	labels := strings.Split(relative, ".")
+	if len(relative) > 253 {
 		return "", errors.New("the host name is longer than 253 characters")
 	}
 	for _, l := range labels {

@@ -105,7 +105,8 @@ var badAddresses = []struct{ in, remedy string }{
 	{"kas\x00:443", "is not allowed"},
 	{"käs.example:443", "xn--"},
 	{strings.Repeat("a", 64) + ":443", "longer than 63"},
-	{strings.Repeat("a.", 127) + "b:443", "longer than 253"}, // 255
+	{strings.Repeat("a.", 127) + "b:443", "longer than 253"},  // 255
+	{strings.Repeat("a.", 126) + "bb:443", "longer than 253"}, // 254
 }
 
 func TestParseAddressRefuses(t *testing.T) {

@@ -149,6 +149,8 @@ func TestResolverKeepsLastGoodAnswer(t *testing.T) {
 		{"10.0.0.2", "fd00::1", false, old, 7, 0, 1},       // well again
 		{"10.0.0.2", "", true, "10.0.0.2/32:443", 7, 0, 1}, // one family is gone
 		{"", "fd00::1", true, "fd00::1/128:443", 7, 0, 1},
+		{"10.0.0.3", "fd00::1", true, "10.0.0.3/32:443 fd00::1/128:443", 7, 0, 1},
+		{"!", "fd00::4", true, "10.0.0.3/32:443 fd00::4/128:443", 8, 1, 2},
 	} {
 		dns.set("ip4", "kas.example", step.v4)
 		dns.set("ip6", "kas.example", step.v6)
@@ -244,6 +246,33 @@ func TestResolverRun(t *testing.T) {
 		}
 		expect(t, r, "kas", "10.0.0.2/32:443")
 	})
+}
+
+func TestResolverInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dns := &names{}
+		dns.set("ip4", "kas.example", "10.0.0.1")
+		r, _ := resolver(t, dns, ResolverConfig{Targets: []Target{target(t, "kas", "kas.example:443")}})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.Run(ctx) }()
+		time.Sleep(2*DefaultResolveInterval + time.Second)
+		cancel()
+		<-done
+		if n := dns.count("ip4", "kas.example"); n != 3 {
+			t.Errorf("asked %d times in two intervals, want 3: a name that is resolved is not in a hurry", n)
+		}
+	})
+}
+
+func TestCompact(t *testing.T) {
+	got := texts(compact([]Entry{
+		entry("10.9.3.1/32", 443), entry("10.9.0.0/24", 443), entry("10.9.0.0/16", 443), entry("10.9.0.0/16", 6443), entry("10.9.0.0/16", 443),
+		entry("10.9.0.0/24", 80), entry("fd00::/64", 443), entry("fd00::/48", 443), entry("10.9.3.1/32", 80),
+	}))
+	if want := "10.9.0.0/16:443 10.9.0.0/16:6443 10.9.0.0/24:80 10.9.3.1/32:80 fd00::/48:443"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 // The end of the context ends a lookup, and leaves no trace of it.
