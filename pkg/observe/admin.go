@@ -47,7 +47,7 @@ func AdminHandler(ready Ready, status func() any) http.Handler {
 // removes the socket.
 func ListenSocket(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("making the directory of a socket: %w", err)
+		return nil, fmt.Errorf("socket %s: making its directory: %w", path, err)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func ListenSocket(path string) (net.Listener, error) {
 	}}
 	l, err := config.Listen(context.Background(), "unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	return l, nil
 }
@@ -75,7 +75,7 @@ func removeStale(path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("socket: %w", err)
+		return fmt.Errorf("socket %s: %w", path, err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("socket %s: a file that is no socket is in the way; it was left alone", path)
@@ -89,7 +89,7 @@ func removeStale(path string) error {
 		return fmt.Errorf("socket %s: in the way, and whether it is in use could not be found out: %w", path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing a stale socket: %w", err)
+		return fmt.Errorf("socket %s: removing what a dead process left: %w", path, err)
 	}
 	return nil
 }
