@@ -20,7 +20,7 @@ func in(t *testing.T, f func(run func(line string) string)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { lab.Close() })
+	t.Cleanup(func() { shut(lab) })
 	h, err := lab.Host("node")
 	if err != nil {
 		t.Fatal(err)

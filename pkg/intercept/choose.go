@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -27,8 +28,9 @@ type ChooseConfig struct {
 	// Try are the candidates in order; a mode that was configured is the only
 	// one.
 	Try []Candidate
-	// Others are modes that are not tried. What an agent of another
-	// configuration has left of them must not act beside the chosen mode.
+	// Others are modes that are not tried. What an earlier agent has left of
+	// them, or of the modes skipped, must not act beside the chosen one, and is
+	// removed once that is proven.
 	Others []Candidate
 	State  rules.State
 	// Prove fails unless the applied State works: see SelfTest.
@@ -104,7 +106,7 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Choice, error) {
 		for _, note := range c.Notes {
 			cfg.Log.WithField(observe.FieldMode, c.Name).Info(note)
 		}
-		cfg.sweep(ctx, append(cfg.Try[i+1:len(cfg.Try):len(cfg.Try)], cfg.Others...))
+		cfg.sweep(ctx, slices.Concat(cfg.Try[:i], cfg.Try[i+1:], cfg.Others))
 		return c, nil
 	}
 	return c, &ChooseError{c.Skipped}

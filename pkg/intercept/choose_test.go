@@ -37,7 +37,7 @@ func (m *fakeMode) candidate() Candidate {
 var errProof = errors.New("nothing arrived")
 
 // choose runs Choose over modes, of which the proof finds only works to work.
-func choose(t *testing.T, diary *[]string, works string, modes ...*fakeMode) (Choice, error, values) {
+func choose(t *testing.T, diary *[]string, works string, modes ...*fakeMode) (Choice, values, error) {
 	t.Helper()
 	log, _ := logs(t)
 	m, v := metrics(t)
@@ -55,12 +55,12 @@ func choose(t *testing.T, diary *[]string, works string, modes ...*fakeMode) (Ch
 		return errProof
 	}
 	c, err := Choose(t.Context(), cfg)
-	return c, err, v
+	return c, v, err
 }
 
 func TestChooseTheFirstThatWorks(t *testing.T) {
 	var diary []string
-	c, err, v := choose(t, &diary, "c",
+	c, v, err := choose(t, &diary, "c",
 		&fakeMode{name: "a", report: NotSupported("load the module", "no sets")},
 		&fakeMode{name: "b", report: Report{Remedy: "look at the firewall"}},
 		&fakeMode{name: "c", report: Report{Err: errors.New("cannot tell"), Notes: []string{"a note"}}},
@@ -72,7 +72,7 @@ func TestChooseTheFirstThatWorks(t *testing.T) {
 		"a new", "a preflight", "a close",
 		"b new", "b preflight", "b apply", "b close", "b cleanup",
 		"c new", "c preflight", "c apply",
-		"d cleanup", "other cleanup",
+		"a cleanup", "b cleanup", "d cleanup", "other cleanup",
 	}
 	if !slices.Equal(diary, want) {
 		t.Errorf("did %q\nwant %q", diary, want)
@@ -90,7 +90,7 @@ func TestChooseTheFirstThatWorks(t *testing.T) {
 // A configured mode is not replaced: its guard stays, as when an agent dies.
 func TestChooseAConfiguredModeThatFails(t *testing.T) {
 	var diary []string
-	_, err, _ := choose(t, &diary, "", &fakeMode{name: "a"})
+	_, _, err := choose(t, &diary, "", &fakeMode{name: "a"})
 	if err == nil || !strings.Contains(err.Error(), errProof.Error()) {
 		t.Errorf("error %v", err)
 	}
@@ -102,11 +102,11 @@ func TestChooseAConfiguredModeThatFails(t *testing.T) {
 func TestChooseNone(t *testing.T) {
 	privilege := Report{Err: ErrPrivilege, Remedy: "run as root"}
 	var diary []string
-	_, err, _ := choose(t, &diary, "", &fakeMode{name: "a", report: privilege}, &fakeMode{name: "b", report: privilege})
+	_, _, err := choose(t, &diary, "", &fakeMode{name: "a", report: privilege}, &fakeMode{name: "b", report: privilege})
 	if !errors.Is(err, ErrPrivilege) {
 		t.Errorf("%v is not ErrPrivilege though all are", err)
 	}
-	_, err, _ = choose(t, &diary, "", &fakeMode{name: "a", report: privilege}, &fakeMode{name: "b", apply: errors.New("no such table")})
+	_, _, err = choose(t, &diary, "", &fakeMode{name: "a", report: privilege}, &fakeMode{name: "b", apply: errors.New("no such table")})
 	if errors.Is(err, ErrPrivilege) {
 		t.Errorf("%v is ErrPrivilege though one of them is not", err)
 	}

@@ -56,7 +56,7 @@ func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
 			s.far <- c
 		}
 	}()
-	t.Cleanup(func() { l.Close(); <-done })
+	t.Cleanup(func() { shut(l); <-done })
 	return s
 }
 
@@ -65,7 +65,7 @@ func (s *story) pair(t *testing.T) (client, far *net.TCPConn) {
 	t.Helper()
 	client = s.dial(t)
 	far = <-s.far
-	t.Cleanup(func() { far.Close() })
+	t.Cleanup(func() { shut(far) })
 	if err := far.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -120,10 +120,10 @@ func TestForwardSilentHalfClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	far := <-s.far
-	defer far.Close()
+	defer shut(far)
 	wantAll(t, far, "")
 	send(t, far, "greeting")
-	far.Close()
+	shut(far)
 	wantAll(t, client, "greeting")
 }
 
@@ -225,7 +225,7 @@ func TestForwardHeldThenServed(t *testing.T) {
 	s.gates.Set("kas", Open)
 	for i := range n {
 		far := <-s.far
-		defer far.Close()
+		defer shut(far)
 		if got := string(readN(t, far, 1)); got != fmt.Sprint(i) {
 			t.Errorf("%d. served is client %s", i, got)
 		}
@@ -234,7 +234,7 @@ func TestForwardHeldThenServed(t *testing.T) {
 		t.Errorf("all were let go within %v", took)
 	}
 	for _, c := range clients {
-		c.Close()
+		shut(c)
 	}
 }
 
@@ -279,7 +279,7 @@ func TestForwardClientGoneWhileHeld(t *testing.T) {
 	s := tell(t, time.Hour, nil)
 	s.gates.Set("kas", Held)
 	for name, leave := range map[string]func(*net.TCPConn){
-		"ended without a word": func(c *net.TCPConn) { c.Close() },
+		"ended without a word": func(c *net.TCPConn) { shut(c) },
 		"reset":                func(c *net.TCPConn) { send(t, c, "hello"); dial.NewTCP(c).Abort(nil) },
 	} {
 		c := s.dial(t)
@@ -295,9 +295,9 @@ func TestForwardClientGoneWhileHeld(t *testing.T) {
 	eventually(t, "it is held", func() bool { return s.metrics.of("held") == 1 })
 	s.gates.Set("kas", Open)
 	far := <-s.far
-	defer far.Close()
+	defer shut(far)
 	wantAll(t, far, "question") // it waits for an answer: it was not gone
-	far.Close()
+	shut(far)
 	wantAll(t, asks, "")
 	if got := s.metrics.of("refused_total client_gone"); got != 2 {
 		t.Errorf("%v counted as gone, want 2", got)

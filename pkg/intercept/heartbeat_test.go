@@ -102,7 +102,7 @@ func TestHeartbeatWorksInTheCallersNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lab.Close()
+	defer shut(lab)
 	h, err := lab.Host("node")
 	if err != nil {
 		t.Fatal(err)

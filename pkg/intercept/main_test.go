@@ -222,5 +222,8 @@ func wantEcho(t *testing.T, c net.Conn) {
 // echo is a Handler.
 func echo(_ context.Context, t Taken) {
 	_, _ = io.Copy(t.Conn, t.Conn)
-	t.Conn.Close()
+	shut(t.Conn)
 }
+
+// shut closes what a test has no more use for.
+func shut(c io.Closer) { c.Close() }

@@ -44,7 +44,7 @@ func (o *OwnSockets) Check() error {
 	if err != nil {
 		return fmt.Errorf("making a socket: %w", err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	return o.set(fd)
 }
 

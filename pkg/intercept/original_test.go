@@ -63,7 +63,7 @@ func TestCase_B48_OriginalDestinationOfEveryFamily(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer uids.Close()
+	defer shut(uids)
 	kas4, kas6 := netip.AddrPortFrom(netns.KAS4, 6443), netip.AddrPortFrom(netns.KAS6, 6443)
 	mapped := netip.AddrPortFrom(netip.AddrFrom16(kas4.Addr().As16()), 6443)
 	for _, c := range []struct {
@@ -89,7 +89,7 @@ func TestCase_B48_OriginalDestinationOfEveryFamily(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer taken.Close()
+			defer shut(taken)
 			got, err := Original(taken)
 			if got != c.want || err != nil {
 				t.Errorf("original %s, %v, want %s", got, err, c.want)
@@ -121,7 +121,7 @@ func TestOriginalWithoutTrackingAndErrors(t *testing.T) {
 	if got, err := Original(taken); got.IsValid() || err != nil {
 		t.Errorf("untracked: %s, %v, want neither", got, err)
 	}
-	taken.Close()
+	shut(taken)
 	if got, err := Original(taken); err == nil {
 		t.Errorf("closed: %s without an error", got)
 	}

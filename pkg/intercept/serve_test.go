@@ -49,7 +49,7 @@ func TestServerOverload(t *testing.T) {
 	close(release)
 	for _, c := range served {
 		wantEcho(t, c)
-		c.Close()
+		shut(c)
 	}
 	eventually(t, "all have ended", func() bool { return v.of("connections") == 0 })
 	wantEcho(t, r.dial(t))
@@ -103,7 +103,7 @@ func noMoreFiles(t *testing.T) (restore func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(lowest)
+	_ = unix.Close(lowest)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(lowest), Max: before.Max}); err != nil {
 		t.Fatal(err)
 	}

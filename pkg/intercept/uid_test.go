@@ -15,13 +15,13 @@ func TestUIDs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { u.Close() })
+	t.Cleanup(func() { shut(u) })
 	for _, at := range loopback() {
 		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(at, 0)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
+		defer shut(l)
 		dst := unmapped(l.Addr())
 		c := dialTo(t, dst)
 		raw, err := c.SyscallConn()
@@ -46,7 +46,7 @@ func TestUIDs(t *testing.T) {
 		if uid, known := u.Of(dst, nobody); known {
 			t.Errorf("the listener is taken for a client: uid %d", uid)
 		}
-		c.Close()
+		shut(c)
 		if uid, known := u.Of(src, dst); known {
 			t.Errorf("%s after close: uid %d", dst, uid)
 		}
@@ -59,7 +59,7 @@ func TestForwardFindsTheUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer u.Close()
+	defer shut(u)
 	f := NewForwarder(ForwardConfig{UIDs: u, Gates: NewGates(1, nil)})
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

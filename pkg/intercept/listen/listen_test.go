@@ -61,7 +61,7 @@ func newLab(t *testing.T) *lab {
 	bind := []netip.Addr{bind4, bind6}
 	server := intercept.NewServer(intercept.ServerConfig{MaxConnections: 10, Log: log, Handle: func(_ context.Context, t intercept.Taken) {
 		_, _ = io.WriteString(t.Conn, t.Target)
-		t.Conn.Close()
+		_ = t.Conn.Close()
 	}})
 	ls := intercept.NewListeners(intercept.ListenersConfig{Addresses: bind, Fixed: true, Server: server})
 	t.Cleanup(func() { ls.Close(); _ = server.Shutdown(context.Background()) })
