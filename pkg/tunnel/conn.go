@@ -20,15 +20,26 @@ var (
 	// errClean is the cause of a stream's end after both directions ended and,
 	// on the agent, the server confirmed it. It never leaves this package.
 	errClean = errors.New("both directions ended")
+	// errEnd: the far side ended its direction. It is not io.EOF, because errors
+	// of the operating system and of gRPC wrap that one.
+	errEnd = errors.New("end of the direction")
 	// errReset: the agent cancelled the stream.
 	errReset = fmt.Errorf("%w: reset by the agent", dial.ErrLost)
 	// errWriteEnded is what Write returns after CloseWrite.
 	errWriteEnded = fmt.Errorf("write after CloseWrite: %w", net.ErrClosed)
+	// errUnexplained: sending failed, and no final status came to say why.
+	errUnexplained = fmt.Errorf("%w: the far side ended the stream", dial.ErrLost)
 	// errUnread: bytes came after Close, which nobody will read.
 	errUnread = fmt.Errorf("%w: closed with bytes unread", dial.ErrLost)
 	// errUnconfirmed: the far side did not end its part in time.
 	errUnconfirmed = fmt.Errorf("%w: far side did not confirm the end within %v", dial.ErrTimeout, closeWait)
 )
+
+// isEnd reports whether a reader has come to its end. An error that only wraps
+// io.EOF is a failure: taking it for an end would make a cut look clean.
+func isEnd(err error) bool {
+	return err == io.EOF //nolint:errorlint // see above
+}
 
 // abortError is the cause of a stream that this side reset.
 type abortError struct{ cause error }
@@ -213,7 +224,7 @@ func (c *Conn) linger() {
 	case err == nil:
 		m.Free()
 		_ = c.fail(errUnread)
-	case errors.Is(err, io.EOF):
+	case errors.Is(err, errEnd):
 		_ = c.confirm()
 	}
 }

@@ -33,7 +33,7 @@ type readHalf struct {
 	accepted bool  // agent: the server said that it has dialled
 }
 
-// receive waits for the next message. io.EOF is the end of the direction, any
+// receive waits for the next message. errEnd is the end of the direction, any
 // other error the end of the stream; after either it must not be called again.
 // The caller frees the message.
 func (c *Conn) receive() (mem.BufferSlice, error) {
@@ -55,7 +55,7 @@ func (c *Conn) receive() (mem.BufferSlice, error) {
 		if c.agent != nil {
 			go c.awaitFinal()
 		}
-		return nil, io.EOF
+		return nil, errEnd
 	}
 	c.bytes.received.Add(float64(m.Len()))
 	return m, nil
@@ -96,9 +96,9 @@ func (c *Conn) farEnd(err error) error {
 	switch {
 	case c.ctx.Err() != nil:
 		return context.Cause(c.ctx)
-	case !errors.Is(err, io.EOF) && c.agent != nil:
+	case !isEnd(err) && c.agent != nil:
 		return fromStatus(err)
-	case !errors.Is(err, io.EOF):
+	case !isEnd(err):
 		return c.lost()
 	case c.agent != nil && c.endedLocal.Load() && c.endedRemote.Load():
 		return errClean
@@ -120,6 +120,8 @@ func (c *Conn) Read(p []byte) (int, error) {
 		switch {
 		case r.unread != nil:
 			return c.copyUnread(p), nil
+		case errors.Is(r.err, errEnd):
+			return 0, io.EOF
 		case r.err != nil:
 			return 0, r.err
 		case len(p) == 0:
@@ -216,7 +218,7 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	out := newLocalWriter(w)
 	for {
 		m, err := c.nextMessage()
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, errEnd) {
 			return total, nil
 		}
 		if err != nil {

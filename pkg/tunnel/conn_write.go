@@ -2,16 +2,12 @@ package tunnel
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
 	"time"
 
 	"google.golang.org/grpc/mem"
-
-	"github.com/kasway/kasway/pkg/dial"
 )
 
 // writeHalf is the sending direction. All but the deadline belongs to the
@@ -49,7 +45,7 @@ func (c *Conn) send(m mem.BufferSlice) error {
 	case <-c.ctx.Done():
 	case <-timer.C:
 	}
-	return c.fail(fmt.Errorf("%w: %w", dial.ErrLost, err))
+	return c.fail(errUnexplained)
 }
 
 // Write implements net.Conn. It returns when all of p is accepted for sending,
@@ -175,7 +171,7 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 			total += int64(n)
 		}
 		switch {
-		case errors.Is(err, io.EOF):
+		case isEnd(err):
 			return total, nil
 		case err != nil && c.ctx.Err() != nil:
 			return total, context.Cause(c.ctx)

@@ -106,7 +106,7 @@ func receiveIgnored(stream grpc.ServerStream) error {
 	for {
 		var m tunnelpb.ToServer
 		if err := stream.RecvMsg(&m); err != nil {
-			if isEOF(err) {
+			if isEnd(err) {
 				return nil
 			}
 			return err

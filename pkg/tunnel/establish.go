@@ -97,7 +97,8 @@ func newSession(ctx context.Context, l *link, raw, conn net.Conn) (*session, err
 		s.cancel(fmt.Errorf("%w: the agent stops", dial.ErrLost))
 	})
 	w := &watched{Conn: conn, dead: func(err error) {
-		s.cancel(fmt.Errorf("%w: link to %s: %w", dial.ErrLost, l.server, err))
+		// Not wrapped: an io.EOF of the link is no end of a connection.
+		s.cancel(fmt.Errorf("%w: link to %s: %v", dial.ErrLost, l.server, err))
 	}}
 	var used atomic.Bool
 	// The connection is made already; gRPC gets no second one, so that it never
@@ -145,7 +146,7 @@ func (s *session) greet() error {
 	}
 	s.control = control
 	own := newHello(cfg.Version, cfg.Node)
-	if err := control.SendMsg(&tunnelpb.ToServer{Message: &tunnelpb.ToServer_Hello{Hello: own}}); err != nil && !isEOF(err) {
+	if err := control.SendMsg(&tunnelpb.ToServer{Message: &tunnelpb.ToServer_Hello{Hello: own}}); err != nil && !isEnd(err) {
 		return err // io.EOF: receiving says why
 	}
 	var m tunnelpb.ToAgent

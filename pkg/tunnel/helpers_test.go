@@ -13,6 +13,7 @@ import (
 	"math/big"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -252,7 +253,7 @@ func hasLabel(m *dto.Metric, v string) bool {
 	return false
 }
 
-// tcpPair is a connected pair of TCP sockets.
+// tcpPair is a connected pair of TCP sockets, closed with the test at the latest.
 func tcpPair(t testing.TB) (a, b *net.TCPConn) {
 	t.Helper()
 	lis := listen(t)
@@ -356,8 +357,9 @@ func connPair(t testing.TB) (agent, server *Conn, stop func()) {
 	}
 	server = receive(t, conns, "the server's conn")
 	return c.(*Conn), server, func() {
-		_ = c.Close()
+		// The server first: with both directions ended the agent waits for it.
 		_ = server.Close()
+		_ = c.Close()
 		<-c.(*Conn).ctx.Done()
 		stopLinks()
 		g.Stop()
@@ -368,3 +370,30 @@ func connPair(t testing.TB) (agent, server *Conn, stop func()) {
 func isReset(err error) bool {
 	return err != nil && !errors.Is(err, io.EOF) && errors.Is(err, syscall.ECONNRESET)
 }
+
+func contains(s, sub string) bool { return strings.Contains(s, sub) }
+
+// dialTo makes a dial.Func of something that always works.
+func dialTo(f func(dial.Target) dial.Conn) dial.Func {
+	return func(_ context.Context, t dial.Target) (dial.Conn, error) { return f(t), nil }
+}
+
+// memConn is a dial.Conn with nothing behind: reads wait for its end, writes
+// are counted.
+type memConn struct {
+	net.Conn // of a net.Pipe, for what is not below
+	once     sync.Once
+	over     chan struct{}
+	written  atomic.Int64
+}
+
+func newMemConn() *memConn {
+	c, _ := net.Pipe()
+	return &memConn{Conn: c, over: make(chan struct{})}
+}
+
+func (m *memConn) Read([]byte) (int, error)    { <-m.over; return 0, net.ErrClosed }
+func (m *memConn) Write(p []byte) (int, error) { m.written.Add(int64(len(p))); return len(p), nil }
+func (m *memConn) CloseWrite() error           { return nil }
+func (m *memConn) Abort(error)                 { m.once.Do(func() { close(m.over) }) }
+func (m *memConn) Close() error                { m.Abort(nil); return nil }

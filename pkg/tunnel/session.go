@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
@@ -46,8 +45,6 @@ func (addr) Network() string  { return "kasway" }
 func (a addr) String() string { return string(a) }
 
 var errRetired = fmt.Errorf("%w: the link's last stream has ended", dial.ErrLost)
-
-func isEOF(err error) bool { return errors.Is(err, io.EOF) }
 
 // open opens a stream. ctx bounds the opening alone. An error says that nothing
 // has been sent.
@@ -133,7 +130,14 @@ func (s *session) serve() error {
 	leaving := make(chan struct{})
 	go func() {
 		defer close(leaving)
-		s.cc.WaitForStateChange(s.ctx, connectivity.Ready)
+		// gRPC hands out streams a moment before it says that it is ready.
+		state := connectivity.Ready
+		for state == connectivity.Ready || state == connectivity.Connecting {
+			if !s.cc.WaitForStateChange(s.ctx, state) {
+				return
+			}
+			state = s.cc.GetState()
+		}
 	}()
 	var err error
 	select {
