@@ -45,18 +45,18 @@ func holds(save []byte) (h holding) {
 	return h
 }
 
-// look asks one back end what it holds, in both families.
-func look(ctx context.Context, tools ...*tool) (h holding, err error) {
-	for _, t := range tools {
-		if t == nil {
+// look asks a back end what it holds, in both families.
+func (t tools) look(ctx context.Context) (h holding, err error) {
+	for _, one := range []*tool{t.v4, t.v6} {
+		if one == nil {
 			continue
 		}
-		out, err := t.save(ctx)
+		out, err := one.save(ctx)
 		if err != nil {
-			return holding{}, fmt.Errorf("reading the tables of %s: %w", t.name, err)
+			return holding{}, fmt.Errorf("reading the tables of %s: %w", one.name, err)
 		}
-		one := holds(out)
-		h.rules, h.kube = h.rules || one.rules, h.kube || one.kube
+		in := holds(out)
+		h.rules, h.kube = h.rules || in.rules, h.kube || in.kube
 	}
 	return h, nil
 }

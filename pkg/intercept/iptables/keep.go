@@ -2,7 +2,13 @@ package iptables
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netns"
@@ -61,6 +67,9 @@ func (m *Mode) keep(ctx context.Context) {
 func (m *Mode) look(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.follow(ctx); err != nil {
+		return err
+	}
 	for _, f := range m.want.Families {
 		if err := m.mend(ctx, f); err != nil {
 			return err
@@ -74,7 +83,7 @@ func (m *Mode) look(ctx context.Context) error {
 }
 
 func (m *Mode) mend(ctx context.Context, f rules.IPTablesFamily) error {
-	t := m.tool(f.V6)
+	t := m.tools.of(f.V6)
 	intact, err := t.intact(f)
 	if err != nil || intact {
 		return err
@@ -82,4 +91,64 @@ func (m *Mode) mend(ctx context.Context, f rules.IPTablesFamily) error {
 	m.cfg.Metrics.repairs.Inc()
 	m.cfg.Log.Warnf("iptables: somebody has moved or removed our rules in %s, putting them back in front", t.name)
 	return t.install(ctx, f)
+}
+
+// follow moves to the other back end if kube-proxy has started to use that one
+// since the choice was made, as when both start with the node. Its nat hook may
+// come before that of the back end in use, and then takes service addresses
+// away from us.
+func (m *Mode) follow(ctx context.Context) error {
+	here, err := m.tools.servesKube()
+	if err != nil || here {
+		return err
+	}
+	to := other(m.back)
+	if to == legacy && !legacyTable("nat") {
+		return nil // which looking would make
+	}
+	there, err := findTools(to, m.run)
+	if errors.Is(err, exec.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if serves, err := there.servesKube(); err != nil || !serves {
+		return err
+	}
+	if there.v6 == nil && m.tools.v6 != nil {
+		return fmt.Errorf("kube-proxy uses the %s back end, and %s is not installed", to, toolName(to, true))
+	}
+	m.cfg.Metrics.repairs.Inc()
+	m.cfg.Log.Warnf("iptables: kube-proxy uses the %s back end, moving there", to)
+	if err := there.install(ctx, m.want); err != nil {
+		return err
+	}
+	m.back, m.tools = to, there
+	return m.sweep(ctx)
+}
+
+// servesKube says whether kube-proxy translates services with this back end.
+func (t tools) servesKube() (bool, error) {
+	for _, one := range []*tool{t.v4, t.v6} {
+		if one == nil {
+			continue
+		}
+		if there, err := one.ipt.ChainExists("nat", "KUBE-SERVICES"); err != nil || there {
+			return there, err
+		}
+	}
+	return false, nil
+}
+
+// legacyTable says whether a table of the legacy back end exists in this
+// network namespace.
+func legacyTable(name string) bool {
+	for _, file := range []string{"ip_tables_names", "ip6_tables_names"} {
+		names, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if err == nil && slices.Contains(strings.Fields(string(names)), name) {
+			return true
+		}
+	}
+	return false
 }

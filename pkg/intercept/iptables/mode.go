@@ -31,12 +31,11 @@ type Mode struct {
 	run runner
 
 	mu sync.Mutex // the keeper works beside the caller
-	// back is the back end in use and its tools by family, once chosen; tool6
-	// is nil where the node has none for IPv6.
-	back         backEnd
-	tool4, tool6 *tool
-	want         rules.IPTables
-	generation   string
+	// back is the back end in use, once chosen, with its tools.
+	back       backEnd
+	tools      tools
+	want       rules.IPTables
+	generation string
 
 	kernel sets
 	renew  atomic.Pointer[[]rules.IPSet] // what a beat renews
@@ -96,7 +95,7 @@ func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
 	}
 	want := rules.RenderIPTables(s)
 	for _, f := range want.Families {
-		if f.V6 && m.tool6 == nil {
+		if f.V6 && m.tools.v6 == nil {
 			return fmt.Errorf("%w: targets with IPv6 addresses need %s", intercept.ErrNotSupported, toolName(m.back, true))
 		}
 	}
@@ -104,23 +103,14 @@ func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
 	if err := m.beginBeating(want.Sets); err != nil {
 		return err
 	}
-	for _, f := range want.Families {
-		if err := m.tool(f.V6).install(ctx, f); err != nil {
-			return err
-		}
+	if err := m.tools.install(ctx, want); err != nil {
+		return err
 	}
 	m.want = want
 	if err := m.sweep(ctx); err != nil {
 		return fmt.Errorf("removing what is left of earlier states: %w", err)
 	}
 	return m.beginKeeping()
-}
-
-func (m *Mode) tool(v6 bool) *tool {
-	if v6 {
-		return m.tool6
-	}
-	return m.tool4
 }
 
 // beginBeating makes the alive sets, which the rules will refer to, and keeps

@@ -24,7 +24,15 @@ const (
 // errTable marks the error of a table that cannot be written.
 type errTable struct {
 	table string
+	back  backEnd
 	err   error
+}
+
+// locked says whether the command may have failed for want of the lock alone;
+// only the legacy back end has one, and uses this exit code for nothing else.
+func (e *errTable) locked() bool {
+	var exit *exec.ExitError
+	return e.back == legacy && errors.As(e.err, &exit) && exit.ExitCode() == 4
 }
 
 func (e *errTable) Error() string {
@@ -32,31 +40,36 @@ func (e *errTable) Error() string {
 }
 func (e *errTable) Unwrap() error { return e.err }
 
-// choose finds the commands and picks the back end, for good: it is the one
-// that everything of this Mode goes to.
+// choose finds the commands and picks the back end that everything of this Mode
+// goes to, until kube-proxy turns up in the other one.
 func (m *Mode) choose(ctx context.Context) error {
-	nft4, nft6, errNFT := findTools(nft, m.run)
-	legacy4, legacy6, errLegacy := findTools(legacy, m.run)
-	if errNFT != nil && errLegacy != nil {
-		return errors.Join(errNFT, errLegacy)
+	found := map[backEnd]tools{}
+	in := map[backEnd]holding{}
+	var missing []error
+	for _, b := range []backEnd{nft, legacy} {
+		t, err := findTools(b, m.run)
+		if errors.Is(err, exec.ErrNotFound) {
+			missing = append(missing, err)
+			continue
+		}
+		if err == nil {
+			in[b], err = t.look(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		found[b] = t
 	}
-	inNFT, err := look(ctx, nft4, nft6)
-	if err != nil {
-		return err
+	if len(found) == 0 {
+		return errors.Join(missing...)
 	}
-	inLegacy, err := look(ctx, legacy4, legacy6)
-	if err != nil {
-		return err
+	b, why := choose(in[nft], in[legacy])
+	if _, ok := found[b]; !ok {
+		// What nobody can look at may hold rules all the same.
+		why = fmt.Sprintf("%s is not installed", toolName(b, false))
+		b = other(b)
 	}
-	b, why := choose(inNFT, inLegacy)
-	found4, found6, missing := nft4, nft6, errNFT
-	if b == legacy {
-		found4, found6, missing = legacy4, legacy6, errLegacy
-	}
-	if missing != nil {
-		return fmt.Errorf("%s, but: %w", why, missing)
-	}
-	m.back, m.tool4, m.tool6 = b, found4, found6
+	m.back, m.tools = b, found[b]
 	m.cfg.Log.Infof("iptables: back end %s: %s", b, why)
 	return nil
 }
@@ -81,15 +94,16 @@ func (m *Mode) Preflight(ctx context.Context) intercept.Report {
 	if r.Err != nil {
 		return r
 	}
-	if m.tool6 == nil {
+	if m.tools.v6 == nil {
 		r.Notes = append(r.Notes, fmt.Sprintf("%s is not installed: IPv6 addresses of targets cannot be diverted", toolName(m.back, true)))
 	} else if err := m.probe(ctx, true); err != nil {
-		m.tool6 = nil
+		m.tools.v6 = nil
 		r.Notes = append(r.Notes, fmt.Sprintf("IPv6 addresses of targets cannot be diverted: %v", err))
 	}
 	if m.back == legacy {
 		r.Notes = append(r.Notes, "the legacy back end is in use: /run/xtables.lock must be the host's, or changes of kube-proxy and ours may undo each other")
 	}
+	r.Notes = append(r.Notes, rivals()...)
 	return r
 }
 
@@ -106,7 +120,7 @@ func refusal(err error) intercept.Report {
 	case errors.Is(err, exec.ErrNotFound):
 		return intercept.NotSupported(remedyInstall, "%v", err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-	case errors.As(err, &table) && errors.As(err, &exit):
+	case errors.As(err, &table) && errors.As(err, &exit) && !table.locked():
 		return intercept.NotSupported(remedyModules, "%v", err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EPROTONOSUPPORT):
 		return intercept.NotSupported("load the kernel's modules ip_set, ip_set_hash_net and xt_set, or use another mode", "%v", err)
@@ -152,8 +166,8 @@ func (m *Mode) probe(ctx context.Context, v6 bool) (err error) {
 		for i := len(f.Tables) - 1; i >= 0; i-- {
 			table := f.Tables[i]
 			table.Jumps = nil
-			if err := m.tool(v6).try(ctx, table); err != nil {
-				return &errTable{table.Name, err}
+			if err := m.tools.of(v6).try(ctx, table); err != nil {
+				return &errTable{table.Name, m.back, err}
 			}
 		}
 	}

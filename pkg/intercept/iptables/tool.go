@@ -28,6 +28,13 @@ const (
 	legacy backEnd = "legacy"
 )
 
+func other(b backEnd) backEnd {
+	if b == nft {
+		return legacy
+	}
+	return nft
+}
+
 // runner runs a command with the given input and returns its standard output.
 // Tests put their own in place to force what a kernel would have answered.
 type runner func(ctx context.Context, input, name string, args ...string) ([]byte, error)
@@ -37,7 +44,8 @@ func run(ctx context.Context, input, name string, args ...string) ([]byte, error
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, strings.Join(strings.Fields(stderr.String()), " "))
+		said := strings.Join(strings.Fields(stderr.String()), " ")
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
 	}
 	return stdout.Bytes(), nil
 }
@@ -79,16 +87,25 @@ func findTool(b backEnd, v6 bool, r runner) (*tool, error) {
 	return t, nil
 }
 
-// findTools finds a back end's tools for both families; v6 is nil where only
-// IPv4 is installed.
-func findTools(b backEnd, r runner) (v4, v6 *tool, err error) {
-	if v4, err = findTool(b, false, r); err != nil {
-		return nil, nil, err
+// tools are the commands of one back end; v6 is nil where only those for IPv4
+// are installed, or IPv6 does not work.
+type tools struct{ v4, v6 *tool }
+
+func (t tools) of(v6 bool) *tool {
+	if v6 {
+		return t.v6
 	}
-	if v6, err = findTool(b, true, r); err != nil && !errors.Is(err, exec.ErrNotFound) {
-		return nil, nil, err
+	return t.v4
+}
+
+func findTools(b backEnd, r runner) (t tools, err error) {
+	if t.v4, err = findTool(b, false, r); err != nil {
+		return tools{}, err
 	}
-	return v4, v6, nil
+	if t.v6, err = findTool(b, true, r); err != nil && !errors.Is(err, exec.ErrNotFound) {
+		return tools{}, err
+	}
+	return t, nil
 }
 
 // commit runs iptables-restore: each table of text changes at once or not at
@@ -135,6 +152,16 @@ func hooks(t rules.IPTable) (names []string) {
 		}
 	}
 	return names
+}
+
+// install installs everything, one family after the other.
+func (t tools) install(ctx context.Context, want rules.IPTables) error {
+	for _, f := range want.Families {
+		if err := t.of(f.V6).install(ctx, f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // install commits a family. Jumps to the same chains that are there already are
