@@ -34,7 +34,6 @@ build: go ## bin/kasway-agent and bin/kasway-server, static
 	@$(BUILD) -o bin/kasway-server ./cmd/server
 
 demo: deps build ## the main job, shown step by step in network namespaces (a minute)
-	@CGO_ENABLED=0 $(GO) build -o bin/ ./tests/netns/kas/cmd/kasway-kas
 	@$(GO) run ./tests/netns/demo -bin bin
 
 test: deps ## every test but test-kube, with the race detector (about five minutes)

@@ -103,7 +103,7 @@ func printRules(w io.Writer, mode string, s rules.State, bind []netip.Addr) erro
 			}
 		}
 		slices.SortFunc(guarded, netip.AddrPort.Compare)
-		text += rules.PlanNFTListen(guarded).String()
+		text += rules.PlanNFTListen(guarded, agent.Mark, agent.Mark).String()
 	default:
 		return fmt.Errorf("mode %q has nothing to print", mode)
 	}
