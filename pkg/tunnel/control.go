@@ -27,7 +27,7 @@ func (s *Server) control(stream grpc.ServerStream) error {
 	log := s.cfg.Log.WithField(observe.FieldAgent, p.Node).WithField("from", p.Addr.String())
 	log.Info("link is up")
 	err := s.inform(link, stream)
-	log.WithError(err).Info("control of the link ended")
+	log.WithError(link.lost()).Info("the link takes no new streams")
 	return err
 }
 

@@ -112,7 +112,7 @@ func newSession(ctx context.Context, l *link, raw, conn net.Conn) (*session, err
 	cc, err := grpc.NewClient("passthrough:///link", append(linkOptions(),
 		grpc.WithContextDialer(once),
 		grpc.WithAuthority(l.server),
-		grpc.WithUserAgent("kasway/"+clean(l.links.cfg.Version)),
+		grpc.WithUserAgent("kasway"),
 		grpc.WithTransportCredentials(&linkCredentials{tls: l.links.cfg.TLS != nil}),
 	)...)
 	if err != nil {

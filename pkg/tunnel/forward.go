@@ -61,7 +61,7 @@ func (s *Server) carry(link *peerLink, stream grpc.ServerStream) error {
 		return link.lost()
 	}
 	err = s.pipe(link, stream, target, up)
-	log.WithError(err).Debug("connection ended")
+	log.WithField(observe.FieldReason, label(err)).Debug("connection ended")
 	return err
 }
 
