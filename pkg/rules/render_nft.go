@@ -53,8 +53,8 @@ func (t NFTTable) render(b *strings.Builder) {
 		b.WriteString("\t# flags owner: the kernel removes this table when the agent ends\n")
 	}
 	if t.Alive {
-		b.WriteString("\t# renewed by the agent every 0.5 s\n")
-		fmt.Fprintf(b, "\tset %s {\n\t\ttype inet_proto; flags timeout; timeout %dms;\n\t\telements = { tcp }\n\t}\n", NFTAlive, AliveTimeout.Milliseconds())
+		b.WriteString("\t# the agent is alive: renewed by a heartbeat every 0.5 s\n")
+		fmt.Fprintf(b, "\tset %s {\n\t\ttype mark; size %d; flags dynamic,timeout; timeout %dms;\n\t\telements = { 0x0 }\n\t}\n", NFTAlive, NFTAliveSize, AliveTimeout.Milliseconds())
 	}
 	// A chain must be known before another goes to it.
 	for _, base := range []bool{false, true} {
@@ -78,10 +78,16 @@ func (c NFTChain) render(b *strings.Builder) {
 	b.WriteString("\t}\n")
 }
 
+// nftZero is 0, which nft has no plainer way to look up.
+const nftZero = "meta mark & 0x00000000"
+
 // String is the rule in the syntax of nft.
 func (r NFTRule) String() string {
 	var w []string
 	add := func(format string, a ...any) { w = append(w, fmt.Sprintf(format, a...)) }
+	if r.Beat.IsValid() {
+		return fmt.Sprintf("meta mark & %#08x == %#08x ip daddr %s udp dport %d update @%s { %s } drop", r.Mask, r.Mark, r.Beat.Addr(), r.Beat.Port(), NFTAlive, nftZero)
+	}
 	if r.NotLoopback {
 		add(`iif != "lo"`)
 	}
@@ -90,12 +96,12 @@ func (r NFTRule) String() string {
 	}
 	switch r.Alive {
 	case AliveYes:
-		add("meta l4proto @%s", NFTAlive)
+		add("%s @%s", nftZero, NFTAlive)
 	case AliveNo:
-		add("meta l4proto != @%s", NFTAlive)
+		add("%s != @%s", nftZero, NFTAlive)
 	}
 	if r.Mask != 0 {
-		add("meta mark & %#08x != %#08x", r.Mask, r.NotMark)
+		add("meta mark & %#08x != %#08x", r.Mask, r.Mark)
 	}
 	if r.New {
 		add("ct state new")

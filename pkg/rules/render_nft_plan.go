@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"hash/fnv"
 	"net/netip"
 	"strings"
 	"time"
@@ -12,11 +13,14 @@ const (
 	NFTPrefix = "kasway_"
 	// NFTGuard is the table of the dead-agent guard, shared by all generations.
 	NFTGuard = NFTPrefix + "guard"
-	// NFTAlive is the set whose element lapses when the agent stops renewing it.
+	// NFTAlive is the set whose one element, 0, lapses when the agent's
+	// heartbeats end. Everything under the mask 0 is 0 and may be looked up.
 	NFTAlive = "alive"
 	// AliveTimeout is how long a heartbeat lasts in the kernel: with one every
 	// 0.5 s four may be missed, and 3 s after the last nothing is diverted.
 	AliveTimeout = 2500 * time.Millisecond
+	// NFTAliveSize is how many elements NFTAlive may hold.
+	NFTAliveSize = 16
 	// NFTPriority is where our nat chains stand: before kube-proxy's at -100.
 	NFTPriority = -110
 )
@@ -30,7 +34,23 @@ const (
 	nftPriorityGuard = -105
 	// After nat, and before IPVS at -98.
 	nftPriorityLate = -99
+	// Before anybody's filter and before conntrack: a heartbeat must arrive,
+	// and leave no trace.
+	nftPriorityBeat = -350
 )
+
+// nftBeatPort is where heartbeats go to, in 127.0.0.0/8.
+const nftBeatPort = 0x6b77
+
+// NFTBeat is where the heartbeats of a generation go to: an address of the
+// loopback network for each. Nobody need listen there.
+func NFTBeat(generation string) netip.AddrPort {
+	h := fnv.New32a()
+	h.Write([]byte(generation))
+	sum := h.Sum32()
+	// 127.64.0.0/10, away from 127.0.0.1 and from what distributions use.
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 64 | byte(sum>>16)&63, byte(sum >> 8), byte(sum)}), nftBeatPort)
+}
 
 // NFTTable is one table of mode nft as data: the text of RenderNFT and the
 // netlink messages of mode nft are both made from it. Family inet.
@@ -38,7 +58,7 @@ type NFTTable struct {
 	Name string
 	// Owner: the kernel removes the table when the agent's socket closes.
 	Owner bool
-	// Alive: the table holds the set NFTAlive with the element tcp.
+	// Alive: the table holds the set NFTAlive with its element.
 	Alive  bool
 	Chains []NFTChain
 }
@@ -65,13 +85,16 @@ const (
 // NFTRule is a rule: conditions, tested in the order of the fields, then one
 // verdict. A field's zero value is no condition.
 type NFTRule struct {
+	// Beat: the packet is a heartbeat to this address, with Mark under Mask.
+	// The verdict is to renew NFTAlive and to drop it, which its sender sees.
+	Beat netip.AddrPort
 	// NotLoopback: the packet did not come in by lo.
 	NotLoopback bool
 	// SYN: the segment opens a connection.
 	SYN   bool
 	Alive NFTAliveness
-	// NotMark: the packet does not carry Mark under Mask.
-	NotMark, Mask uint32
+	// Mark: the packet does not carry Mark under Mask.
+	Mark, Mask uint32
 	// New: the packet is the first of a connection.
 	New bool
 	// NATed: the connection was given another destination.
@@ -93,6 +116,7 @@ type NFTRule struct {
 // with Refuse the guard.
 func PlanNFT(s State) []NFTTable {
 	own := NFTTable{Name: NFTPrefix + s.Generation, Owner: true, Alive: true}
+	own.Chains = append(own.Chains, nftBeatChain(NFTRule{Beat: NFTBeat(s.Generation), Mark: s.Mark, Mask: s.MarkMask}))
 	guard := NFTTable{Name: NFTGuard}
 	for _, side := range nftSides(s) {
 		own.Chains = append(own.Chains, side.divert())
@@ -110,6 +134,10 @@ func PlanNFT(s State) []NFTTable {
 	return []NFTTable{own, guard}
 }
 
+func nftBeatChain(beat NFTRule) NFTChain {
+	return NFTChain{Name: "beat", Type: "filter", Hook: "output", Priority: nftPriorityBeat, Rules: []NFTRule{beat}}
+}
+
 // PlanNFTLinger is what takes the place of the generation's table when the
 // agent has stopped diverting and serves what it holds: a connection that was
 // given another destination needs somebody's nat chain, and connection
@@ -120,9 +148,10 @@ func PlanNFTLinger(generation string) NFTTable {
 }
 
 // PlanNFTListen is the guard of mode listen: connects to addrs are answered
-// ECONNREFUSED while the agent that listens there is silent.
-func PlanNFTListen(addrs []netip.AddrPort) NFTTable {
-	t := NFTTable{Name: NFTGuard, Alive: true}
+// ECONNREFUSED while no agent sends heartbeats to NFTBeat(NFTGuard), marked.
+func PlanNFTListen(addrs []netip.AddrPort, mark, mask uint32) NFTTable {
+	t := NFTTable{Name: NFTGuard, Alive: true, Chains: []NFTChain{
+		nftBeatChain(NFTRule{Beat: NFTBeat(NFTGuard), Mark: mark, Mask: mask})}}
 	for _, hook := range []string{"output", "prerouting"} {
 		t.Chains = append(t.Chains, NFTChain{Name: hook, Type: "filter", Hook: hook, Priority: nftPriorityGuard,
 			Rules: []NFTRule{{SYN: true, Alive: AliveNo, Goto: "refuse"}}})
@@ -154,7 +183,7 @@ type nftEntry struct {
 
 func nftSides(s State) []nftSide {
 	host := nftSide{name: "host", hook: "output", late: []string{"output"}, guarded: s.Clients.Host,
-		gate: NFTRule{SYN: true, NotMark: s.Mark, Mask: s.MarkMask},
+		gate: NFTRule{SYN: true, Mark: s.Mark, Mask: s.MarkMask},
 		to4:  netip.AddrFrom4([4]byte{127, 0, 0, 1}), to6: netip.IPv6Loopback()}
 	// What comes by lo has been decided on output.
 	//

@@ -105,7 +105,6 @@ func (b *batch) rebuild(t rules.NFTTable) {
 	b.addTable(t)
 	if t.Alive {
 		b.addAlive(t.Name)
-		b.renew(t.Name)
 	}
 	for _, c := range t.Chains {
 		b.addChain(t.Name, c)
@@ -119,9 +118,6 @@ func (b *batch) rebuild(t rules.NFTTable) {
 // longer in force.
 func (b *batch) refill(t rules.NFTTable) {
 	b.add("flushing table "+t.Name, unix.NFT_MSG_DELRULE, unix.NFPROTO_INET, 0, text(unix.NFTA_RULE_TABLE, t.Name))
-	if t.Alive {
-		b.renew(t.Name)
-	}
 	b.addRules(t)
 }
 
@@ -129,20 +125,13 @@ func (b *batch) addAlive(table string) {
 	b.add(table+": adding set "+rules.NFTAlive, unix.NFT_MSG_NEWSET, unix.NFPROTO_INET, netlink.Create,
 		text(unix.NFTA_SET_TABLE, table),
 		text(unix.NFTA_SET_NAME, rules.NFTAlive),
-		number(unix.NFTA_SET_FLAGS, unix.NFT_SET_TIMEOUT),
-		number(unix.NFTA_SET_KEY_TYPE, 12), // nft's number for inet_proto
-		number(unix.NFTA_SET_KEY_LEN, 1),
-		number(unix.NFTA_SET_ID, 1),
+		number(unix.NFTA_SET_FLAGS, unix.NFT_SET_TIMEOUT|unix.NFT_SET_EVAL),
+		number(unix.NFTA_SET_KEY_TYPE, 19), // nft's number for mark
+		number(unix.NFTA_SET_KEY_LEN, 4),
+		number(unix.NFTA_SET_ID, aliveID),
+		b.nested(unix.NFTA_SET_DESC, number(unix.NFTA_SET_DESC_SIZE, rules.NFTAliveSize)),
 		netlink.Attribute{Type: unix.NFTA_SET_TIMEOUT, Data: binary.BigEndian.AppendUint64(nil, uint64(rules.AliveTimeout.Milliseconds()))})
-}
-
-// renew lets the element tcp live for another timeout. To add an element that
-// is there does not renew it, and to delete one that has lapsed is an error:
-// so the set is flushed, which is neither, in the same transaction.
-func (b *batch) renew(table string) {
-	b.add(table+": flushing set "+rules.NFTAlive, unix.NFT_MSG_DELSETELEM, unix.NFPROTO_INET, 0,
-		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, rules.NFTAlive))
-	key := b.nested(unix.NFTA_SET_ELEM_KEY, netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: []byte{unix.IPPROTO_TCP}})
+	key := b.nested(unix.NFTA_SET_ELEM_KEY, netlink.Attribute{Type: unix.NFTA_DATA_VALUE, Data: native(0)})
 	b.add(table+": adding to set "+rules.NFTAlive, unix.NFT_MSG_NEWSETELEM, unix.NFPROTO_INET, netlink.Create,
 		text(unix.NFTA_SET_ELEM_LIST_TABLE, table), text(unix.NFTA_SET_ELEM_LIST_SET, rules.NFTAlive),
 		b.nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, b.nested(unix.NFTA_LIST_ELEM, key)))

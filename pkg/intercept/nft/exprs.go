@@ -11,21 +11,26 @@ import (
 	"github.com/kasway/kasway/pkg/rules"
 )
 
-// Where TCP keeps what the rules look at, and flags: fin, syn, rst, ack.
+// Where TCP (and UDP) keep what the rules look at, and flags: fin, syn, rst, ack.
 const (
-	tcpDport     = 2
+	dport        = 2
 	tcpFlags     = 13
 	tcpSYN       = 0x02
 	tcpFlagsMask = 0x17
 	statusDNAT   = 0x20 // IPS_DST_NAT
 	loIndex      = 1    // lo has it in every network namespace
 	reg          = 1
+	aliveID      = 1 // of the set, within a transaction
 )
 
 // encodeRule makes of a rule what nft makes of its text: the test that loads
 // both and compares them holds the two together.
 func encodeRule(r rules.NFTRule) ([][]byte, error) {
 	var p program
+	if r.Beat.IsValid() {
+		p.beat(r)
+		return p.exprs, p.err
+	}
 	if r.NotLoopback {
 		p.add(&expr.Meta{Key: expr.MetaKeyIIF, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(loIndex)})
 	}
@@ -35,12 +40,12 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 		p.masked([]byte{tcpFlagsMask}, expr.CmpOpEq, []byte{tcpSYN})
 	}
 	if r.Alive != rules.AliveAny {
-		p.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
-			&expr.Lookup{SourceRegister: reg, SetName: rules.NFTAlive, SetID: 1, Invert: r.Alive == rules.AliveNo})
+		p.zero()
+		p.add(&expr.Lookup{SourceRegister: reg, SetName: rules.NFTAlive, SetID: aliveID, Invert: r.Alive == rules.AliveNo})
 	}
 	if r.Mask != 0 {
 		p.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
-		p.masked(native(r.Mask), expr.CmpOpNeq, native(r.NotMark))
+		p.masked(native(r.Mask), expr.CmpOpNeq, native(r.Mark))
 	}
 	if r.New {
 		p.add(&expr.Ct{Key: expr.CtKeySTATE, Register: reg})
@@ -80,8 +85,27 @@ func (p *program) masked(mask []byte, op expr.CmpOp, value []byte) {
 		&expr.Cmp{Op: op, Register: reg, Data: value})
 }
 
-func (p *program) tcp() {
-	p.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}})
+func (p *program) tcp() { p.protocol(unix.IPPROTO_TCP) }
+
+func (p *program) protocol(n byte) {
+	p.add(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{n}})
+}
+
+// zero loads the key of the set alive.
+func (p *program) zero() {
+	p.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(0), Xor: native(0)})
+}
+
+func (p *program) beat(r rules.NFTRule) {
+	p.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
+	p.masked(native(r.Mask), expr.CmpOpEq, native(r.Mark))
+	p.daddr(netip.PrefixFrom(r.Beat.Addr(), r.Beat.Addr().BitLen()))
+	p.protocol(unix.IPPROTO_UDP)
+	p.dport(r.Beat.Port())
+	p.zero()
+	p.add(&expr.Dynset{SrcRegKey: reg, SetName: rules.NFTAlive, SetID: aliveID, Operation: unix.NFT_DYNSET_OP_UPDATE},
+		&expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 func (p *program) family(a netip.Addr) {
@@ -110,23 +134,32 @@ func (p *program) port(n uint16) {
 	p.add(&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, n)})
 }
 
+func (p *program) daddr(want netip.Prefix) {
+	p.family(want.Addr())
+	if want.Bits() == 0 {
+		return
+	}
+	daddr := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
+	if want.Addr().Is4() {
+		daddr.Offset, daddr.Len = 16, 4
+	}
+	p.add(daddr)
+	p.prefix(want)
+}
+
+func (p *program) dport(n uint16) {
+	p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: dport, Len: 2})
+	p.port(n)
+}
+
 func (p *program) destination(r rules.NFTRule) {
 	if !r.Dst.IsValid() {
 		return
 	}
-	p.family(r.Dst.Addr())
-	if r.Dst.Bits() > 0 {
-		daddr := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
-		if r.Dst.Addr().Is4() {
-			daddr.Offset, daddr.Len = 16, 4
-		}
-		p.add(daddr)
-		p.prefix(r.Dst)
-	}
+	p.daddr(r.Dst)
 	if r.Port != 0 {
 		p.tcp()
-		p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpDport, Len: 2})
-		p.port(r.Port)
+		p.dport(r.Port)
 	}
 }
 
@@ -179,7 +212,6 @@ func (p *program) verdict(r rules.NFTRule) {
 	case r.Goto != "":
 		p.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: r.Goto})
 	case r.Reject:
-		p.tcp()
 		p.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
 	default:
 		p.add(&expr.Verdict{Kind: expr.VerdictReturn})

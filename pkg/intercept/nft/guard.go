@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -19,10 +17,15 @@ import (
 type ListenGuard struct {
 	cfg Config
 
-	mu   sync.Mutex
-	sock *socket // nil: not armed
-	plan rules.NFTTable
+	mu    sync.Mutex
+	sock  *socket // nil: not armed
+	pulse *pulse  // nil: not armed
+	plan  rules.NFTTable
 }
+
+// The mark of heartbeats. Whatever mark our other sockets have, a guard of an
+// older agent must know the heartbeat of a newer one.
+const guardMark = 0x40
 
 // NewListenGuard makes a guard that is not armed yet.
 func NewListenGuard(cfg Config) *ListenGuard { return &ListenGuard{cfg: cfg.withDefaults()} }
@@ -35,16 +38,25 @@ func (g *ListenGuard) Arm(ctx context.Context, addrs []netip.AddrPort) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.sock == nil {
-		sock, err := openSocket()
-		if err != nil {
-			return fmt.Errorf("nft: arming the guard: %w", err)
-		}
-		g.sock = sock
-	}
-	plan := rules.PlanNFTListen(addrs)
-	if err := g.rebuild(plan); err != nil {
+	if err := g.arm(rules.PlanNFTListen(addrs, guardMark, guardMark)); err != nil {
 		return fmt.Errorf("nft: arming the guard: %w", err)
+	}
+	return nil
+}
+
+func (g *ListenGuard) arm(plan rules.NFTTable) (err error) {
+	if g.sock == nil {
+		if g.sock, err = openSocket(); err != nil {
+			return err
+		}
+	}
+	if g.pulse == nil {
+		if g.pulse, err = openPulse(rules.NFTBeat(rules.NFTGuard), guardMark); err != nil {
+			return err
+		}
+	}
+	if err := g.rebuild(plan); err != nil {
+		return err
 	}
 	g.plan = plan
 	return nil
@@ -60,13 +72,10 @@ func (g *ListenGuard) rebuild(plan rules.NFTTable) error {
 func (g *ListenGuard) Beat() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.sock == nil {
+	if g.plan.Name == "" {
 		return nil
 	}
-	var b batch
-	b.renew(g.plan.Name)
-	err := g.sock.commit(&b)
-	if !errors.Is(err, unix.ENOENT) {
+	if err := g.pulse.send(); !errors.Is(err, errPulse) {
 		return err
 	}
 	g.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
@@ -79,12 +88,15 @@ func (g *ListenGuard) Beat() error {
 func (g *ListenGuard) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	sock := g.sock
-	g.sock = nil
-	if sock == nil {
-		return nil
+	var err error
+	if g.sock != nil {
+		err = g.sock.close()
 	}
-	if err := sock.close(); err != nil {
+	if g.pulse != nil {
+		err = errors.Join(err, g.pulse.close())
+	}
+	g.sock, g.pulse, g.plan = nil, nil, rules.NFTTable{}
+	if err != nil {
 		return fmt.Errorf("nft: closing the guard: %w", err)
 	}
 	return nil

@@ -41,11 +41,12 @@ func (c Config) withDefaults() Config {
 type Mode struct {
 	cfg Config
 
-	mu   sync.Mutex // the heartbeat works beside the caller
-	sock *socket    // nil: not applied
-	plan []rules.NFTTable
-	gen  string
-	stop func() // ends the heartbeat; nil: not diverting
+	mu    sync.Mutex // the heartbeat works beside the caller
+	sock  *socket    // nil: not applied
+	plan  []rules.NFTTable
+	gen   string
+	pulse *pulse // nil: not diverting
+	stop  func() // ends the heartbeat; nil: not diverting
 }
 
 var _ intercept.Mode = (*Mode)(nil)
@@ -63,10 +64,19 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.install(rules.PlanNFT(s)); err != nil {
+	// The mark may have changed, and with it the heartbeat.
+	p, err := openPulse(rules.NFTBeat(s.Generation), s.Mark)
+	if err != nil {
 		return fmt.Errorf("nft: applying: %w", err)
 	}
-	m.gen = s.Generation
+	if err := m.install(rules.PlanNFT(s)); err != nil {
+		_ = p.close() // nothing was sent
+		return fmt.Errorf("nft: applying: %w", err)
+	}
+	if m.pulse != nil {
+		_ = m.pulse.close() // a datagram socket has nothing to lose
+	}
+	m.pulse, m.gen = p, s.Generation
 	if m.stop == nil {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
 	}
@@ -149,9 +159,7 @@ func sameShape(a, b rules.NFTTable) bool {
 func (m *Mode) beat() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var b batch
-	b.renew(m.plan[0].Name)
-	if err := m.sock.commit(&b); err != nil {
+	if err := m.pulse.send(); err != nil {
 		return err
 	}
 	if len(m.plan) == 1 {
@@ -181,6 +189,8 @@ func (m *Mode) Close() error {
 	stop() // outside the lock, which the last beat needs
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	_ = m.pulse.close()
+	m.pulse = nil
 	if len(m.plan) == 1 {
 		return m.linger()
 	}
