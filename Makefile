@@ -15,7 +15,7 @@ TESTSUM := $(GO) run ./hack/testsum
 export REQUIRE_PRIV := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help go root deps build demo test test-netns test-kube chaos mutants generate lint image clean
+.PHONY: help go root deps build demo test test-netns kube-build test-kube chaos mutants generate lint image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: deps ## every test but test-kube, with the race detector (about five minut
 
 test-netns: deps ## the conformance matrix of the modes, as a table
 	@$(TESTSUM) -race -count=1 -timeout 10m ./pkg/intercept/... ./tests/netns/...
+
+kube-build: go ## the Kubernetes of test-kube, kept in ~/.cache (seven minutes when it is new)
+	@tests/kube/build.sh
 
 test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 	@hack/deps.sh kube
