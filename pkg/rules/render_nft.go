@@ -106,6 +106,9 @@ func (r NFTRule) String() string {
 	if r.New {
 		add("ct state new")
 	}
+	if r.Seen {
+		add("ct status confirmed")
+	}
 	if r.NATed {
 		add("ct status dnat")
 	}

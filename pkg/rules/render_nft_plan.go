@@ -97,6 +97,8 @@ type NFTRule struct {
 	Mark, Mask uint32
 	// New: the packet is the first of a connection.
 	New bool
+	// Seen: the connection's first packet has passed through before.
+	Seen bool
 	// NATed: the connection was given another destination.
 	NATed bool
 	// Dst is the destination at this point; Original the one before any nat.
@@ -218,7 +220,7 @@ func (e nftSide) divert() NFTChain {
 
 func (e nftSide) lateGate(hook string) NFTChain {
 	r := e.gate
-	r.Goto = e.name + "_late"
+	r.Seen, r.Goto = true, e.name+"_late"
 	return NFTChain{Name: e.name + "_late_" + hook, Type: "filter", Hook: hook, Priority: nftPriorityLate, Rules: []NFTRule{r}}
 }
 

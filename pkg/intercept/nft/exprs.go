@@ -17,10 +17,13 @@ const (
 	tcpFlags     = 13
 	tcpSYN       = 0x02
 	tcpFlagsMask = 0x17
-	statusDNAT   = 0x20 // IPS_DST_NAT
-	loIndex      = 1    // lo has it in every network namespace
-	reg          = 1
-	aliveID      = 1 // of the set, within a transaction
+
+	statusConfirmed = 0x08 // IPS_CONFIRMED
+	statusDNAT      = 0x20 // IPS_DST_NAT
+
+	loIndex = 1 // lo has it in every network namespace
+	reg     = 1
+	aliveID = 1 // of the set, within a transaction
 )
 
 // encodeRule makes of a rule what nft makes of its text: the test that loads
@@ -51,9 +54,11 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 		p.add(&expr.Ct{Key: expr.CtKeySTATE, Register: reg})
 		p.masked(native(expr.CtStateBitNEW), expr.CmpOpNeq, native(0))
 	}
+	if r.Seen {
+		p.status(statusConfirmed)
+	}
 	if r.NATed {
-		p.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: reg})
-		p.masked(native(statusDNAT), expr.CmpOpNeq, native(0))
+		p.status(statusDNAT)
 	}
 	p.destination(r)
 	p.original(r)
@@ -83,6 +88,12 @@ func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 func (p *program) masked(mask []byte, op expr.CmpOp, value []byte) {
 	p.add(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
 		&expr.Cmp{Op: op, Register: reg, Data: value})
+}
+
+// status wants a bit of the connection's status set.
+func (p *program) status(bit uint32) {
+	p.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: reg})
+	p.masked(native(bit), expr.CmpOpNeq, native(0))
 }
 
 func (p *program) tcp() { p.protocol(unix.IPPROTO_TCP) }
