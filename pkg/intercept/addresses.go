@@ -71,9 +71,9 @@ func (n *NodeAddresses) ensure(nl *netlink.Handle, w NodeAddress) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range holders {
-		if h.link != "lo" && !w.Borrow {
-			return fmt.Errorf("%s has it already: choose another %s, or remove it there", h.link, w.Setting)
+	for _, link := range holders {
+		if link != "lo" && !w.Borrow {
+			return fmt.Errorf("%s has it already: choose another %s, or remove it there", link, w.Setting)
 		}
 	}
 	if len(holders) > 0 {
@@ -100,23 +100,15 @@ func (n *NodeAddresses) ensure(nl *netlink.Handle, w NodeAddress) error {
 	return nil
 }
 
-// holder is an interface that has an address.
-type holder struct {
-	link string
-	addr netlink.Addr
+// ours tells an address of lo that we have added: by its label, by what it
+// looks like, or by what the state directory says.
+func ours(addr netlink.Addr, m addressMemory) bool {
+	a, _ := netip.AddrFromSlice(addr.IP)
+	return addr.Label == addressLabel || isOurULA(a.Unmap()) || m.owns(a.Unmap())
 }
 
-// ours tells an address that we have added: by its label, by what it looks
-// like, or by what the state directory says.
-func (h holder) ours(m addressMemory) bool {
-	if h.link != "lo" {
-		return false
-	}
-	a, _ := netip.AddrFromSlice(h.addr.IP)
-	return h.addr.Label == addressLabel || isOurULA(a.Unmap()) || m.owns(a.Unmap())
-}
-
-func holdersOf(nl *netlink.Handle, addr netip.Addr) ([]holder, error) {
+// holdersOf names the interfaces that have addr.
+func holdersOf(nl *netlink.Handle, addr netip.Addr) ([]string, error) {
 	links, err := settled(nl.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("listing interfaces: %w", err)
@@ -129,10 +121,10 @@ func holdersOf(nl *netlink.Handle, addr netip.Addr) ([]holder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
-	var out []holder
+	var out []string
 	for _, a := range addrs {
 		if has, ok := netip.AddrFromSlice(a.IP); ok && has.Unmap() == addr {
-			out = append(out, holder{names[a.LinkIndex], a})
+			out = append(out, names[a.LinkIndex])
 		}
 	}
 	return out, nil
@@ -246,7 +238,7 @@ func CleanupAddresses(stateDir string) error {
 		return fmt.Errorf("listing addresses of lo: %w", err)
 	}
 	for _, a := range addrs {
-		if !(holder{"lo", a}).ours(m) {
+		if !ours(a, m) {
 			continue
 		}
 		if err := nl.AddrDel(lo, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {

@@ -112,19 +112,48 @@ func TestForwardHalfCloseBothWays(t *testing.T) {
 	})
 }
 
-// A client may end its direction before it has said anything.
+// A client may end its direction before it has said anything, and before the
+// target is dialled.
 func TestForwardSilentHalfClose(t *testing.T) {
-	s := tell(t, time.Second, nil)
+	up, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer up.Close()
+	direct, ended := dial.Direct(&net.Dialer{}), make(chan struct{})
+	s := tell(t, time.Second, func(ctx context.Context, to dial.Target) (dial.Conn, error) {
+		<-ended
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond): // to no effect: nobody gave up
+		}
+		to.Name = up.Addr().String()
+		return direct(ctx, to)
+	})
 	client := s.dial(t)
 	if err := client.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	far := <-s.far
-	defer shut(far)
-	wantAll(t, far, "")
-	send(t, far, "greeting")
-	shut(far)
-	wantAll(t, client, "greeting")
+	close(ended)
+	wait := make(chan net.Conn, 1)
+	go func() {
+		defer close(wait)
+		if far, err := up.Accept(); err == nil {
+			wait <- far
+		}
+	}()
+	select {
+	case far := <-wait:
+		wantAll(t, far, "")
+		send(t, far, "greeting")
+		far.Close()
+		wantAll(t, client, "greeting")
+	case <-time.After(10 * time.Second):
+		t.Error("the client was taken for gone")
+	}
+	up.Close()
+	<-wait
 }
 
 func TestForwardResetBothWays(t *testing.T) {

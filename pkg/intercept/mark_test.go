@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -127,4 +128,32 @@ func TestCase_B44_OwnConnectionIsNotTaken(t *testing.T) {
 		t.Errorf("%v of our own were taken", v.of("connections"))
 	}
 	wantEcho(t, r.dial(t)) // anybody else of this host
+}
+
+// Of several addresses that are tried at once, one becomes the connection.
+func TestOwnSocketsForgetTheLosers(t *testing.T) {
+	o := NewOwnSockets(0x40, 0x40)
+	a := &attempts{own: o}
+	attempt := func() {
+		t.Helper()
+		l, err := (&net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			return a.control(t.Context(), "tcp", "", c)
+		}}).ListenPacket(t.Context(), "udp4", "")
+		if err == nil {
+			shut(l)
+		}
+	}
+	attempt()
+	attempt()
+	if len(o.ports) != 2 {
+		t.Fatalf("%d attempts known, want 2", len(o.ports))
+	}
+	r := newRig(t, ServerConfig{Handle: echo})
+	c := r.dial(t)
+	o.remember(a.ports[0], c)
+	a.end()
+	attempt() // came too late
+	if _, kept := o.ports[a.ports[0]]; !kept || len(o.ports) != 1 {
+		t.Errorf("known are %v, want the connection alone", o.ports)
+	}
 }

@@ -35,12 +35,17 @@ func Original(c *net.TCPConn) (netip.AddrPort, error) {
 	if err := raw.Control(func(fd uintptr) { dst, oerr = get(int(fd)) }); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("original destination: %w", err)
 	}
+	return tracked(dst, oerr)
+}
+
+// tracked tells a connection that is not tracked from a failure.
+func tracked(dst netip.AddrPort, err error) (netip.AddrPort, error) {
 	switch {
-	case errors.Is(oerr, unix.ENOENT), errors.Is(oerr, unix.ENOPROTOOPT):
-		// Not tracked; no connection tracking in this kernel.
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOPROTOOPT):
+		// No entry; no connection tracking in this kernel.
 		return netip.AddrPort{}, nil
-	case oerr != nil:
-		return netip.AddrPort{}, fmt.Errorf("original destination: %w", oerr)
+	case err != nil:
+		return netip.AddrPort{}, fmt.Errorf("original destination: %w", err)
 	}
 	return dst, nil
 }

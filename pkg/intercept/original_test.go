@@ -121,6 +121,11 @@ func TestOriginalWithoutTrackingAndErrors(t *testing.T) {
 	if got, err := Original(taken); got.IsValid() || err != nil {
 		t.Errorf("untracked: %s, %v, want neither", got, err)
 	}
+	for errno, masked := range map[unix.Errno]bool{unix.ENOENT: true, unix.ENOPROTOOPT: true, unix.EPERM: false, unix.ENOMEM: false} {
+		if got, err := tracked(netip.AddrPort{}, errno); got.IsValid() || (err == nil) != masked {
+			t.Errorf("%v: %s, %v", errno, got, err)
+		}
+	}
 	shut(taken)
 	if got, err := Original(taken); err == nil {
 		t.Errorf("closed: %s without an error", got)

@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -109,11 +110,9 @@ func (p *Peers) lookUp(addr netip.Addr) answer {
 	if r.Type == unix.RTN_LOCAL {
 		return answer{host: true}
 	}
+	// For IPv6 an unreachable route is an answer, and not an error.
 	if r.Type != unix.RTN_UNICAST {
-		return answer{foreign: fmt.Errorf("no unicast route leads to it")}
-	}
-	if r.Gw != nil || r.Via != nil {
-		return answer{foreign: fmt.Errorf("it is behind a gateway")}
+		return answer{foreign: errors.New("no unicast route leads to it")}
 	}
 	name, uplink, err := p.uplinks.has(r.LinkIndex)
 	if err != nil {

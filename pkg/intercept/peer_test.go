@@ -206,12 +206,15 @@ func TestPeersNoRoute(t *testing.T) {
 			return err
 		}
 		defer p.Close()
-		for _, r := range []string{"unreachable 192.0.2.0/24", "blackhole 198.51.100.0/24"} {
-			if _, err := topo.Node.Run("ip", append([]string{"route", "add"}, strings.Fields(r)...)...); err != nil {
+		for _, r := range []string{
+			"-4 route add unreachable 192.0.2.0/24", "-4 route add blackhole 198.51.100.0/24",
+			"-6 route add unreachable 2001:db8:1::/64", "-6 route add blackhole 2001:db8:2::/64",
+		} {
+			if _, err := topo.Node.Run("ip", strings.Fields(r)...); err != nil {
 				return err
 			}
 		}
-		for _, a := range []string{"192.0.2.1", "198.51.100.1"} {
+		for _, a := range []string{"192.0.2.1", "198.51.100.1", "2001:db8:1::1", "2001:db8:2::1"} {
 			if err := p.Admit(&Taken{Side: PodSide, Peer: netip.AddrPortFrom(netip.MustParseAddr(a), 1)}); !errors.Is(err, ErrStranger) {
 				t.Errorf("%s: %v, want ErrStranger", a, err)
 			}

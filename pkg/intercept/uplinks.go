@@ -91,9 +91,9 @@ func (u *uplinks) discover(links []netlink.Link, leading map[int]bool) error {
 	}
 	for _, s := range u.servers() {
 		routes, err := u.nl.RouteGet(s.AsSlice())
-		// Without a route to a server there is no interface to add; a server on
-		// this host is reached by none.
-		if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_UNICAST {
+		// Without a route to a server there is no interface to add, and lo, which
+		// leads to one on this host, is never an uplink.
+		if err == nil && len(routes) > 0 {
 			leading[routes[0].LinkIndex] = true
 		}
 	}
