@@ -74,7 +74,7 @@ func bpfName(k bpfKind, id uint32) (string, error) {
 	if e != 0 {
 		return "", e
 	}
-	defer unix.Close(int(fd))
+	defer func() { _ = unix.Close(int(fd)) }()
 	info := make([]uint64, k.words) // for its alignment
 	attr := struct {
 		fd, length uint32

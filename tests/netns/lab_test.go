@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -44,7 +45,7 @@ func ask(t *testing.T, from *Host, to netip.AddrPort) (peer, local string) {
 		t.Fatalf("%s to %s: %v", from.Label, to, err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 	buf := make([]byte, 200)
 	n, _ := c.Read(buf)
 	peer, local, _ = strings.Cut(strings.TrimSpace(string(buf[:n])), " ")
@@ -217,7 +218,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 func TestSweep(t *testing.T) {
 	topo := New(t, Spec{})
 	if os.Getenv("KWLAB_TEST_DIE") != "" {
-		os.Stdout.WriteString("lab " + topo.Name + "\n")
+		fmt.Println("lab " + topo.Name)
 		os.Exit(3) // as if killed: no cleanup
 	}
 	dying := topo.Node.Command(os.Args[0], "-test.run=^TestSweep$")

@@ -129,6 +129,6 @@ func plantMap(t *testing.T, name string) error {
 	if e != 0 {
 		return e
 	}
-	t.Cleanup(func() { unix.Close(int(fd)) })
+	t.Cleanup(func() { _ = unix.Close(int(fd)) })
 	return nil
 }

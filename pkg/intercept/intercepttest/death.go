@@ -17,7 +17,7 @@ const settle = 3 * time.Second
 // RunDeath kills and freezes the agent under a storm of connections, for every
 // WhenDown of the mode: within 3 s connects are refused (by ECONNREFUSED and
 // nothing else, and never reach the KAS before) or reach the KAS; no connect
-// blocks longer; no worker loses more than the connection it has in flight.
+// blocks longer; no worker loses more than what it has in flight.
 // A thawed agent diverts again by itself, a new one after its first Apply, and
 // Cleanup gives everything back.
 func RunDeath(t *testing.T, f Factory) {
@@ -72,6 +72,8 @@ type course struct {
 	holder                             *Holder // the one that lives in the end
 	workers                            int
 	struck, settled, revived, restored time.Time
+	// gone is when a killed process had closed its last socket.
+	gone time.Time
 }
 
 // strike lets the storm run, strikes, waits, and revives.
@@ -85,6 +87,10 @@ func (w *world) strike(t *testing.T, s *storm, h *Holder, f Factory, when rules.
 	if err := h.Signal(signal); err != nil {
 		return d, err
 	}
+	if signal == syscall.SIGKILL {
+		_ = h.cmd.Wait() // reports the signal
+		d.gone = time.Now()
+	}
 	// A worker may hang in its connection to the frozen agent until its
 	// answer is overdue; afterwards each must be seen to meet the final state.
 	if err := s.proceed(d.settled, 20); err != nil {
@@ -97,7 +103,6 @@ func (w *world) strike(t *testing.T, s *storm, h *Holder, f Factory, when rules.
 		}
 		d.restored = d.revived.Add(settle)
 	} else {
-		_ = h.cmd.Wait() // reports the signal
 		d.holder = start(t, w, f)
 		if _, err := d.holder.Apply(State(when)); err != nil {
 			return d, fmt.Errorf("adopting what the killed one left: %w", err)
@@ -129,8 +134,23 @@ func (d course) judge(all []record, when rules.WhenDown) *verdicts {
 	}
 	v.never("mixed up", all, mixedUp)
 	v.never("an errno other than ECONNREFUSED", all, failed)
-	v.atMost(d.workers, all, brokenOff)
+	if d.gone.IsZero() {
+		v.atMost(d.workers, all, brokenOff, d.struck)
+	} else {
+		// A dying process closes its sockets one by one: what it holds is lost,
+		// and what its listener took in that time. It is nothing once it is gone.
+		v.never("broken, and begun after the death", begunAfter(all, d.gone), brokenOff)
+	}
 	return v
+}
+
+func begunAfter(all []record, when time.Time) (some []record) {
+	for _, r := range all {
+		if r.begun.After(when) {
+			some = append(some, r)
+		}
+	}
+	return some
 }
 
 func finishedBefore(all []record, when time.Time) (some []record) {

@@ -35,7 +35,6 @@ type holding struct {
 	mode    intercept.Mode
 	answers *answerer
 	ports   map[string]rules.Ports // of the targets that have listeners
-	state   rules.State
 }
 
 // hold serves requests until its input ends, which is when the test does.

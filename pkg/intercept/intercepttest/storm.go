@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -214,16 +215,17 @@ func (v *verdicts) bounded(all []record) {
 	}
 }
 
-// atMost demands that no more than n records have the outcome.
-func (v *verdicts) atMost(n int, all []record, what outcome) {
-	var some []record
+// atMost demands that no more than n records have the outcome. Those over the
+// limit are shown with their time since the event.
+func (v *verdicts) atMost(n int, all []record, what outcome, event time.Time) {
+	var some []string
 	for _, r := range all {
 		if r.outcome == what {
-			some = append(some, r)
+			some = append(some, fmt.Sprintf("begun %s, ended %s: %s", r.begun.Sub(event), r.finished.Sub(event), r))
 		}
 	}
 	if len(some) > n {
-		v.errs = append(v.errs, fmt.Errorf("%d connections are %s, more than the %d workers; the first: %s", len(some), what, n, some[0]))
+		v.errs = append(v.errs, fmt.Errorf("%d connections are %s, more than the %d workers:\n%s", len(some), what, n, strings.Join(some, "\n")))
 	}
 }
 

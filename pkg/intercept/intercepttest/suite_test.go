@@ -126,6 +126,11 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s: not noticed", name)
 		}
 	}
+	killed := d
+	killed.gone = at(10.2)
+	if v := killed.judge(good, rules.Refuse); len(v.errs) == 0 {
+		t.Error("a connection that a dead process took: not noticed")
+	}
 	if v := d.judge(good, rules.Refuse); len(v.errs) > 0 {
 		t.Errorf("a good course: %v", v.errs)
 	}

@@ -171,7 +171,7 @@ func (c *Client) Exec(ctx context.Context) (*Exec, error) {
 	conn := tls.Client(raw, &tls.Config{RootCAs: c.roots, ServerName: u.Hostname(), MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
 	e := &Exec{Conn: conn, in: bufio.NewReader(conn)}
 	if err := e.upgrade(ctx, u.Host); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, fmt.Errorf("kas: upgrading: %w", err)
 	}
 	return e, nil

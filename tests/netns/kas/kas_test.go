@@ -100,7 +100,7 @@ func TestWatch(t *testing.T) {
 		if w.Proto != proto {
 			t.Errorf("speaks %s, want %s", w.Proto, proto)
 		}
-		w.Close()
+		_ = w.Close()
 	}
 }
 
@@ -111,7 +111,7 @@ func TestExecKeepsHalfClose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close()
+	defer func() { _ = e.Close() }()
 	if err := e.Echo(bytes.Repeat([]byte("kasway "), 1<<16)); err != nil {
 		t.Error(err)
 	}
@@ -135,12 +135,12 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer e.Close()
+	defer func() { _ = e.Close() }()
 	w, err := c.Watch(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close()
+	defer func() { _ = w.Close() }()
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}

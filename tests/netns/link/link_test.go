@@ -88,7 +88,7 @@ func TestRate(t *testing.T) {
 	_, a, b := hosts(t, Config{Delay: testDelay, Rate: testRate})
 	addr := serve(t, b, addrB.Addr(), func(c net.Conn) { _, _ = io.Copy(c, io.LimitReader(zeros{}, 1<<30)) })
 	c := dial(t, a, addr)
-	c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	buf := make([]byte, 1<<20)
 	if _, err := io.CopyN(io.Discard, c, 10<<20); err != nil { // slow start
 		t.Fatal(err)
@@ -117,9 +117,9 @@ func TestRoundTrip(t *testing.T) {
 	_, a, b := hosts(t, Config{Delay: testDelay, Rate: testRate})
 	for _, ip := range []netip.Addr{addrB.Addr(), six.Addr()} {
 		c := dial(t, a, serve(t, b, ip, func(c net.Conn) { _, _ = io.Copy(c, c) }))
-		c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		var trips []time.Duration
-		for range 11 {
+		for range 31 {
 			begun := time.Now()
 			if _, err := c.Write([]byte{1}); err != nil {
 				t.Fatal(err)
@@ -130,8 +130,9 @@ func TestRoundTrip(t *testing.T) {
 			trips = append(trips, time.Since(begun))
 		}
 		slices.Sort(trips)
-		t.Logf("%s: median %s", ip, trips[5])
-		if trips[0] < 2*testDelay || trips[5] > 2*testDelay+20*time.Millisecond {
+		t.Logf("%s: from %s, median %s", ip, trips[0], trips[len(trips)/2])
+		// A busy machine adds to many round trips, and takes off none.
+		if trips[0] < 2*testDelay || trips[0] > 2*testDelay+10*time.Millisecond {
 			t.Errorf("%s: round trips %v, want about %s", ip, trips, 2*testDelay)
 		}
 		c.Close()
@@ -153,7 +154,7 @@ func datagrams(t *testing.T, a, b *netns.Host, n int) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }()
 	defer out.Close()
 	if err := in.(*net.UDPConn).SetReadBuffer(8 << 20); err != nil {
 		t.Fatal(err)
@@ -166,7 +167,7 @@ func datagrams(t *testing.T, a, b *netns.Host, n int) int {
 	arrived := 0
 	for {
 		// Longer than what the queue holds takes at the slowest rate used here.
-		in.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		_ = in.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 		if _, _, err := in.ReadFrom(make([]byte, 2000)); err != nil {
 			if !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Fatal(err)
@@ -219,7 +220,7 @@ func TestQueueIsBounded(t *testing.T) {
 func TestDownAndLossyTCP(t *testing.T) {
 	l, a, b := hosts(t, Config{Delay: time.Millisecond, Loss: 0.02, Seed: 3})
 	c := dial(t, a, serve(t, b, addrB.Addr(), func(c net.Conn) { _, _ = io.Copy(c, c) }))
-	c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	go func() { _, _ = io.CopyN(c, zeros{}, 1<<20) }()
 	if _, err := io.CopyN(io.Discard, c, 1<<20); err != nil {
 		t.Fatal(err)
@@ -231,12 +232,12 @@ func TestDownAndLossyTCP(t *testing.T) {
 	if _, err := c.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
 	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("on a dead path: %v, want silence", err)
 	}
 	l.SetDown(false)
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 	if _, err := c.Read(make([]byte, 1)); err != nil {
 		t.Errorf("after the path came back: %v", err)
 	}

@@ -23,7 +23,7 @@ func openTUN(name string, offload bool) (*os.File, error) {
 		return nil, fmt.Errorf("opening /dev/net/tun: %w", err)
 	}
 	if err := attach(fd, name, offload); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		return nil, err
 	}
 	// Only now: a descriptor without a device cannot be polled.

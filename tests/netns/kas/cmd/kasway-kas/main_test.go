@@ -23,7 +23,9 @@ func TestServesUntilTold(t *testing.T) {
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- run(ctx, []string{"--listen", "127.0.0.1:0", "--listen", "127.0.0.2:0", "--ca-out", ca}) }()
+	go func() {
+		done <- run(ctx, []string{"--listen", "127.0.0.1:0", "--listen", "127.0.0.2:0", "--ca-out", ca})
+	}()
 	if err := netns.Poll(5*time.Second, func() error { _, err := os.Stat(ca); return err }); err != nil {
 		t.Error(err)
 	}
