@@ -75,18 +75,16 @@ func (o *OwnSockets) DialContext(ctx context.Context, network, address string) (
 	attempts := &attempts{own: o}
 	d := net.Dialer{ControlContext: attempts.control}
 	d.SetMultipathTCP(false)
+	defer attempts.end()
 	c, err := d.DialContext(ctx, network, address)
 	if err != nil {
-		attempts.end()
 		return nil, err
 	}
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
-		attempts.end()
 		return nil, errors.Join(fmt.Errorf("dial %s: only TCP is dialled here", network), c.Close())
 	}
 	o.remember(portKey(unmapped(tcp.LocalAddr())), tcp)
-	attempts.end()
 	return tcp, nil
 }
 

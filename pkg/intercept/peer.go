@@ -110,7 +110,6 @@ func (p *Peers) lookUp(addr netip.Addr) answer {
 	if r.Type == unix.RTN_LOCAL {
 		return answer{host: true}
 	}
-	// For IPv6 an unreachable route is an answer, and not an error.
 	if r.Type != unix.RTN_UNICAST {
 		return answer{foreign: errors.New("no unicast route leads to it")}
 	}
