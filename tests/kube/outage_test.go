@@ -38,7 +38,7 @@ func TestCase_B93_Outage(t *testing.T) {
 		t.Run(proxy, func(t *testing.T) {
 			b := up(t, bed.Config{Proxy: proxy, Form: bed.FormProcess, Mode: "nft"})
 			must(t, "starting the server", b.StartServer(t.Context()))
-			startNode(t, b, 200)
+			before := startNode(t, b, 200)
 			must(t, "pods", check{do: podsRunning}.run(t.Context(), b, time.Minute))
 			tick(t, b)
 			must(t, "starting the informers", b.StartHostProcess("informers", binaries.Hyperkube,
@@ -48,7 +48,7 @@ func TestCase_B93_Outage(t *testing.T) {
 
 			t.Run("server killed", func(t *testing.T) { serverKilled(t, b) })
 			t.Run("agent killed", func(t *testing.T) { agentKilled(t, b) })
-			nothingWentAnotherWay(t, b)
+			nothingWentAnotherWay(t, before)
 		})
 	}
 }

@@ -11,15 +11,15 @@ import (
 )
 
 // rules are the firewall of the control plane: from outside only Kasway's port
-// can be reached, and nothing outside can be. What it drops is counted, so that
-// a client that came to another way shows.
+// can be reached, and nothing outside can be. What it drops is counted and noted,
+// so that a client that took another way shows.
 const rules = `
 table inet fw {
 	counter in { }
 	counter out { }
 	counter through { }
-	set dropped4 { type ipv4_addr . inet_service; flags dynamic; size 64; }
-	set dropped6 { type ipv6_addr . inet_service; flags dynamic; size 64; }
+	set dropped4 { type ipv4_addr . inet_service . ipv4_addr . inet_service; flags dynamic; size 1024; }
+	set dropped6 { type ipv6_addr . inet_service . ipv6_addr . inet_service; flags dynamic; size 1024; }
 	chain input {
 		type filter hook input priority 0; policy accept
 		iifname != "cp0" accept
@@ -40,8 +40,8 @@ table inet fw {
 		counter name through jump note
 	}
 	chain note {
-		add @dropped4 { ip daddr . th dport }
-		add @dropped6 { ip6 daddr . th dport }
+		add @dropped4 { ip saddr . th sport . ip daddr . th dport }
+		add @dropped6 { ip6 saddr . th sport . ip6 daddr . th dport }
 		drop
 	}
 }
@@ -70,12 +70,12 @@ func (b *Bed) firewallUp(ctx context.Context) error {
 			return err
 		}
 	}
-	n, err := Dropped(ctx)
+	d, err := Dropped(ctx)
 	if err != nil {
 		return err
 	}
-	if n["in"] == 0 || n["out"] == 0 {
-		return fmt.Errorf("the firewall dropped the probes and counted %v", n)
+	if want := 2 * len(b.families("", "")); len(d.Connections) != want {
+		return fmt.Errorf("the firewall dropped %d probes and noted %v", want, d)
 	}
 	return nft(ctx, "reset counters table inet fw\nflush set inet fw dropped4\nflush set inet fw dropped6")
 }
@@ -108,40 +108,47 @@ func (b *Bed) reachable(ctx context.Context, want bool) error {
 	return nil
 }
 
-// Dropped is what the firewall has dropped since it was turned on, in packets,
-// by counter: in, out, through. The probes are not part of it.
-func Dropped(ctx context.Context) (map[string]uint64, error) {
-	out, err := run(ctx, place{netns: nsCP}.argv([]string{"nft", "-j", "list", "counters", "table", "inet", "fw"})...)
+// Drops is what the firewall has dropped since it was turned on, but for the
+// probes.
+type Drops struct {
+	Packets     uint64
+	Connections []string // each once, however often it was tried: FROM PORT TO PORT
+}
+
+// Dropped reads the firewall's counters and notes.
+func Dropped(ctx context.Context) (d Drops, err error) {
+	out, err := run(ctx, place{netns: nsCP}.argv([]string{"nft", "-j", "list", "table", "inet", "fw"})...)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
 	var list struct {
 		Nftables []struct {
-			Counter *struct {
-				Name    string
-				Packets uint64
+			Counter *struct{ Packets uint64 }
+			Set     *struct {
+				Elem []struct{ Concat []any }
 			}
 		}
 	}
 	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		return nil, err
+		return d, err
 	}
-	n := map[string]uint64{}
+	counters := 0
 	for _, o := range list.Nftables {
 		if o.Counter != nil {
-			n[o.Counter.Name] = o.Counter.Packets
+			counters++
+			d.Packets += o.Counter.Packets
+		}
+		if o.Set == nil {
+			continue
+		}
+		for _, e := range o.Set.Elem {
+			d.Connections = append(d.Connections, strings.Trim(fmt.Sprint(e.Concat), "[]"))
 		}
 	}
-	if len(n) != 3 {
-		return nil, fmt.Errorf("the firewall has the counters %v", n)
+	if counters != 3 {
+		return d, fmt.Errorf("the firewall has %d counters", counters)
 	}
-	return n, nil
-}
-
-// DroppedTo says for people what the dropped packets were meant for.
-func DroppedTo(ctx context.Context) string {
-	out, _ := run(ctx, place{netns: nsCP}.argv([]string{"nft", "list", "sets", "table", "inet", "fw"})...)
-	return out
+	return d, nil
 }
 
 // nft gives its commands to nft in the control plane.

@@ -127,7 +127,7 @@ func (b *Bed) AgentStatus(ctx context.Context, path string) (code int, text stri
 
 // AgentAnswers waits until the agent's operator port answers path with code.
 func (b *Bed) AgentAnswers(ctx context.Context, path string, code int) error {
-	return Poll(ctx, 20*time.Second, func() error {
+	return Poll(ctx, time.Minute, func() error {
 		got, text, err := b.AgentStatus(ctx, path)
 		if err == nil && got != code {
 			err = fmt.Errorf("the agent answers %s with %d: %s", path, got, text)
