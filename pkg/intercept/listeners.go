@@ -85,10 +85,13 @@ type listener struct {
 	addr   netip.AddrPort
 	tcp    *net.TCPListener
 	closed chan struct{}
+	// release lets close end the socket: see ReleaseFirst.
+	release func()
 }
 
 func (l *listener) close() {
 	close(l.closed)
+	l.release()
 	_ = l.tcp.Close()
 }
 
@@ -240,7 +243,11 @@ func listen(ctx context.Context, at place) (*listener, error) {
 		side = HostSide
 	}
 	tcp := l.(*net.TCPListener)
-	return &listener{at: at, side: side, addr: unmapped(tcp.Addr()), tcp: tcp, closed: make(chan struct{})}, nil
+	release, err := ReleaseFirst(tcp)
+	if err != nil {
+		return nil, errors.Join(err, tcp.Close())
+	}
+	return &listener{at: at, side: side, addr: unmapped(tcp.Addr()), tcp: tcp, closed: make(chan struct{}), release: release}, nil
 }
 
 // explainListen names the process that has the port.

@@ -7,15 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstReleased is a descriptor above those of all carried connections. The
-// kernel's table for as many takes 128 KiB.
-const firstReleased = 1 << 14
+// FirstReleased is the lowest descriptor of sockets that must end before those
+// of all carried connections when this process is killed. The kernel's table
+// for as many descriptors takes 128 KiB.
+const FirstReleased = 1 << 14
 
 // ReleaseFirst arranges that, if this process is killed, the kernel releases
 // the socket of c before those of the connections that it carries. What takes
 // connections must end first: a client whose connection was cut dials again at
 // once, and would be accepted by a listener that is about to be closed, and cut
-// a second time (seen for 33 ms after the kill).
+// a second time (seen up to 33 ms after the kill).
 //
 // It holds the socket by a second, high descriptor: a dying process's files are
 // released from the highest down (task_work_run of Linux 4.3 and later). Call
@@ -28,7 +29,7 @@ func ReleaseFirst(c syscall.Conn) (release func(), err error) {
 	}
 	high := -1
 	err = raw.Control(func(fd uintptr) {
-		if d, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, firstReleased); err == nil {
+		if d, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, FirstReleased); err == nil {
 			high = d
 		}
 	})

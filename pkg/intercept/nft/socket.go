@@ -9,6 +9,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kasway/kasway/pkg/intercept"
 )
 
 // socket is a netlink socket to nf_tables in the network namespace of the
@@ -29,7 +31,20 @@ func openSocket() (*socket, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", os.NewSyscallError("bind", err))
 	}
-	return &socket{fd: fd}, nil
+	return &socket{fd: endsFirst(fd)}, nil
+}
+
+// endsFirst moves a socket to a descriptor that a killed process loses before
+// all others (see intercept.ReleaseFirst; this one is opened after the
+// listeners and so is above them): its tables must be gone, and nothing be
+// diverted any more, before the listeners are.
+func endsFirst(fd int) int {
+	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, intercept.FirstReleased)
+	if err != nil {
+		return fd // fewer descriptors are allowed: any order will do
+	}
+	_ = unix.Close(fd) // high holds it
+	return high
 }
 
 // close closes the socket, and with it removes the tables that it owns.
