@@ -51,7 +51,7 @@ const maxName = 253
 func FromCertificate(c *x509.Certificate) (Identity, error) {
 	id := Identity{Groups: slices.Clone(c.Subject.Organization), Expires: c.NotAfter}
 	for _, uri := range c.URIs {
-		if !strings.EqualFold(uri.Scheme, "spiffe") {
+		if uri.Scheme != "spiffe" {
 			continue
 		}
 		if len(c.URIs) > 1 {

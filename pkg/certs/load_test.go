@@ -108,6 +108,24 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
+// A resumed session would outlive the certificate that it was made with.
+func TestNothingIsResumed(t *testing.T) {
+	a := authority(t)
+	s, c := configs(t, files(t, server(t, a), a), files(t, agent(t, a), a))
+	c.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+	c.VerifyConnection = func(state tls.ConnectionState) error {
+		if state.DidResume {
+			return errors.New("resumed")
+		}
+		return nil
+	}
+	for range 2 {
+		if serverErr, clientErr := handshake(t, s, c); serverErr != nil || clientErr != nil {
+			t.Errorf("server: %v; agent: %v", serverErr, clientErr)
+		}
+	}
+}
+
 func TestHandshakeWithTheWrongPeer(t *testing.T) {
 	a, other := authority(t), authority(t)
 	s, c := configs(t, files(t, server(t, a), a), files(t, agent(t, a), a))

@@ -104,6 +104,10 @@ func TestServeEndsThoughAPeerIsStuck(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Errorf("Serve ended with %v", err)
 	}
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the stuck peer's connection is still open: %v", err)
+	}
 	close(release)
 	if d := time.Since(start); d > shutdownTimeout+2*time.Second {
 		t.Errorf("took %v to stop", d)

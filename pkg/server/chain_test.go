@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -193,6 +194,68 @@ func TestAdmit(t *testing.T) {
 	if _, err := f.carry.Admit(t.Context(), []*x509.Certificate{nameless}); !errors.Is(err, dial.ErrDenied) {
 		t.Errorf("with nobody's certificate: %v", err)
 	}
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+}
+
+// here resolves every name to this host.
+type here struct{}
+
+func (here) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+	return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
+}
+
+// A name that starts to mean the server's own host reaches nothing, neither as
+// a destination nor as an upstream.
+func TestNamesMayNotRebind(t *testing.T) {
+	own, dials := target(t, "127.0.0.1:0")
+	_, port, _ := net.SplitHostPort(own)
+	id, issue := pki(t)
+	f := newFake()
+	r := startWith(t, f, config.Server{
+		Identity:  id,
+		Upstreams: []config.Upstream{{Name: "kas", Addresses: []string{"kas.example:" + port}}},
+		Policy: config.Policy{
+			AllowedDestinations: []string{"evil.example:" + port},
+			Agents:              []config.Grant{{Identity: "*", Targets: []string{"*"}}},
+		},
+	}, func(o *Options) { o.Resolver = here{} })
+	ctx := as(t, f, issue(certs.AgentRequest{Name: "n"}))
+	for i, name := range []string{"kas", "evil.example:" + port} {
+		if _, err := f.carry.Dial(ctx, dial.Target{Name: name}); !errors.Is(err, dial.ErrDenied) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := logged(r.log, "refused by policy"); n != i+1 {
+			t.Errorf("%s: %d audit lines", name, n)
+		}
+	}
+	if n := dials.Load(); n != 0 {
+		t.Errorf("%d connections to the server's own host", n)
+	}
+	r.stop()
+	if err := <-r.done; err != nil {
+		t.Error(err)
+	}
+}
+
+// What is down comes back without anybody's dial.
+func TestUpstreamComesBack(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	_ = l.Close()
+	id, issue := pki(t)
+	f := newFake()
+	r := start(t, f, config.Server{Identity: id, Policy: config.Policy{AllowedDestinations: []string{address}}})
+	if _, err := f.carry.Dial(as(t, f, issue(certs.AgentRequest{Name: "n"})), dial.Target{Name: "kas"}); !errors.Is(err, dial.ErrNoUpstream) {
+		t.Fatalf("nobody listens, and: %v", err)
+	}
+	target(t, address)
+	eventually(t, "it is told to be up", func() bool { return f.carry.Upstreams()["kas"] })
 	r.stop()
 	if err := <-r.done; err != nil {
 		t.Error(err)

@@ -83,7 +83,13 @@ func options(t *testing.T, f *fakeTunnel, c config.Server) (Options, *logtest.Ho
 
 func start(t *testing.T, f *fakeTunnel, c config.Server) *running {
 	t.Helper()
+	return startWith(t, f, c, func(*Options) {})
+}
+
+func startWith(t *testing.T, f *fakeTunnel, c config.Server, change func(*Options)) *running {
+	t.Helper()
 	o, hook := options(t, f, c)
+	change(&o)
 	r := &running{done: make(chan error, 1), log: hook}
 	up := make(chan struct{})
 	o.Listening = func(agents, operators net.Addr) {
