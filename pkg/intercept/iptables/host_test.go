@@ -6,6 +6,7 @@ import (
 
 	"github.com/kasway/kasway/pkg/intercept/intercepttest"
 	"github.com/kasway/kasway/pkg/rules"
+	"github.com/kasway/kasway/tests/netns"
 )
 
 // On a node that is itself a host of the KAS, other hosts reach it as ever,
@@ -39,4 +40,22 @@ func TestKASOnThisNode(t *testing.T) {
 	}
 	neighbour("closed")
 	l.all("closed", "refused", here4, here6)
+}
+
+// What kube-proxy would translate is refused by a reset that its client
+// understands, whatever kind of kube-proxy there is: also by pods on a bridge.
+func TestGuard_BeforeKubeProxy(t *testing.T) {
+	for _, proxy := range netns.KubeProxies {
+		t.Run(string(proxy), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			l.kubeProxy(proxy)
+			h := l.agent()
+			l.apply(h, "g1", rules.Refuse)
+			if err := h.Close(); err != nil {
+				t.Fatal(err)
+			}
+			l.all("closed", "refused")
+		})
+	}
 }

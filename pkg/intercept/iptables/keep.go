@@ -18,8 +18,12 @@ import (
 
 // keepInterval is how often the rules are looked after. kube-proxy and others
 // put their jumps first when they start; until ours are back in front, connects
-// to a service address are refused by our guard.
-const keepInterval = 3 * time.Second
+// to a service address are refused by our guard. Where looking takes long, for
+// the many rules of others, it is done less often: it may use 5 % of a core.
+const (
+	keepInterval = 3 * time.Second
+	keepShare    = 20
+)
 
 // beginKeeping starts the keeper, in the namespace of the calling thread.
 func (m *Mode) beginKeeping() error {
@@ -47,18 +51,20 @@ func (m *Mode) beginKeeping() error {
 }
 
 func (m *Mode) keep(ctx context.Context) {
-	tick := time.NewTicker(keepInterval)
-	defer tick.Stop()
+	next := time.NewTimer(keepInterval)
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-next.C:
 		}
+		begun := time.Now()
 		if err := m.look(ctx); err != nil && ctx.Err() == nil {
 			m.cfg.Metrics.failures.Inc()
 			m.cfg.Log.WithError(err).Error("iptables: looking after the rules")
 		}
+		next.Reset(max(keepInterval, keepShare*time.Since(begun)))
 	}
 }
 
@@ -128,13 +134,14 @@ func (m *Mode) follow(ctx context.Context) error {
 	return m.sweep(ctx)
 }
 
-// servesKube says whether kube-proxy translates services with this back end.
+// servesKube says whether kube-proxy translates services with this back end. It
+// asks for a chain that is always short.
 func (t tools) servesKube() (bool, error) {
 	for _, one := range []*tool{t.v4, t.v6} {
 		if one == nil {
 			continue
 		}
-		if there, err := one.ipt.ChainExists("nat", "KUBE-SERVICES"); err != nil || there {
+		if there, err := one.ipt.ChainExists("nat", "KUBE-POSTROUTING"); err != nil || there {
 			return there, err
 		}
 	}

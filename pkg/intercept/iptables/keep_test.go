@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -190,5 +191,32 @@ func TestFrozen_FullBacklog(t *testing.T) {
 				t.Error("the backlog did not fill up: nothing shown")
 			}
 		})
+	}
+}
+
+// What a later state does without is removed, and the rest stays.
+func TestApply_LessThanBefore(t *testing.T) {
+	l := newLab(t)
+	h := l.agent()
+	s := l.apply(h, "g1", rules.Direct)
+	s.Clients.Pods = false
+	s.Diverts[0].Entries = slices.DeleteFunc(s.Diverts[0].Entries, func(e rules.Entry) bool { return e.Prefix.Addr().Is6() })
+	if _, err := h.Apply(s); err != nil {
+		t.Fatal(err)
+	}
+	if out := l.node("iptables-nft-save"); strings.Contains(out, "KASWAY-PRE") || !strings.Contains(out, "KASWAY-OUT") {
+		t.Errorf("want the chain for the host alone:\n%s", out)
+	}
+	if out := l.node("ip6tables-nft-save") + l.node("ipset save"); strings.Contains(out, "KASWAY") || strings.Contains(out, "kasway6") {
+		t.Errorf("IPv6 is still there:\n%s", out)
+	}
+	for name, c := range l.clients() {
+		want := map[bool]string{true: "kas", false: "KAS"}[name == "host"]
+		if got := l.sees(c, cluster4); got != want {
+			t.Errorf("%s meets %s, want %s", name, got, want)
+		}
+		if got := l.sees(c, cluster6); got != "KAS" {
+			t.Errorf("%s meets %s by IPv6, want the KAS", name, got)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -106,11 +107,29 @@ func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
 	if err := m.tools.install(ctx, want); err != nil {
 		return err
 	}
+	before := m.want
 	m.want = want
-	if err := m.sweep(ctx); err != nil {
-		return fmt.Errorf("removing what is left of earlier states: %w", err)
+	// Sweeping reads all rules of everybody, which can take a second; later the
+	// keeper sweeps away what other generations leave.
+	if !slices.Equal(names(before), names(want)) {
+		if err := m.sweep(ctx); err != nil {
+			m.want = before // so that the next Apply sweeps again
+			return fmt.Errorf("removing what is left of earlier states: %w", err)
+		}
 	}
 	return m.beginKeeping()
+}
+
+// names lists the chains of ours, with family and table.
+func names(t rules.IPTables) (all []string) {
+	for _, f := range t.Families {
+		for _, table := range f.Tables {
+			for _, c := range table.Chains {
+				all = append(all, fmt.Sprint(f.V6, table.Name, c.Name))
+			}
+		}
+	}
+	return all
 }
 
 // beginBeating makes the alive sets, which the rules will refer to, and keeps

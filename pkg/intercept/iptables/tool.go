@@ -144,15 +144,8 @@ func appended(lines []string) (found []rules.IPRule) {
 // ours says whether a chain's name is one of Kasway's.
 func ours(chain string) bool { return strings.HasPrefix(chain, rules.IPTablesPrefix) }
 
-// hooks are the built-in chains that the table's jumps stand in.
-func hooks(t rules.IPTable) (names []string) {
-	for _, j := range t.Jumps {
-		if !slices.Contains(names, j.Chain) {
-			names = append(names, j.Chain)
-		}
-	}
-	return names
-}
+// hooks are the built-in chains that jumps of any state stand in.
+var hooks = map[string][]string{"nat": {"PREROUTING", "OUTPUT"}, "filter": {"INPUT", "FORWARD", "OUTPUT"}}
 
 // install installs everything, one family after the other.
 func (t tools) install(ctx context.Context, want rules.IPTables) error {
@@ -181,11 +174,12 @@ func (t *tool) install(ctx context.Context, f rules.IPTablesFamily) error {
 	return err
 }
 
-// jumps finds the jumps to the family's chains that are in place, by table.
+// jumps finds the jumps to the family's chains that are in place, by table: also
+// where an earlier state wanted them and this one does not.
 func (t *tool) jumps(f rules.IPTablesFamily) (map[string][]rules.IPRule, error) {
 	found := map[string][]rules.IPRule{}
 	for _, table := range f.Tables {
-		for _, hook := range hooks(table) {
+		for _, hook := range hooks[table.Name] {
 			list, err := t.hook(table.Name, hook)
 			if err != nil {
 				return nil, err
@@ -204,7 +198,10 @@ func (t *tool) jumps(f rules.IPTablesFamily) (map[string][]rules.IPRule, error) 
 // rules. Those of another generation of ours may be in front.
 func (t *tool) intact(f rules.IPTablesFamily) (bool, error) {
 	for _, table := range f.Tables {
-		for _, hook := range hooks(table) {
+		for _, hook := range hooks[table.Name] {
+			if !slices.ContainsFunc(table.Jumps, func(j rules.IPRule) bool { return j.Chain == hook }) {
+				continue
+			}
 			list, err := t.hook(table.Name, hook)
 			if err != nil {
 				return false, err
