@@ -54,6 +54,9 @@ func modes(cfg config.Intercept, parts *agent.Parts, nm *nft.Metrics, im *iptabl
 				return listen.New(listen.Config{
 					Bind: []netip.Addr{bind}, Addresses: parts.Addresses, Listeners: parts.Listeners,
 					Guard: func() (listen.Guard, error) {
+						if r := nft.New(nftConfig).Preflight(context.Background()); r.Err != nil {
+							return nil, r.Err
+						}
 						return nft.NewListenGuard(nftConfig), nil
 					},
 					Log: parts.Log, Metrics: parts.Metrics,

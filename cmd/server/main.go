@@ -28,7 +28,7 @@ kube-apiservers (KAS) and other destinations that its policy allows. It stands
 where it can reach the KAS; nodes need to reach only its port.`,
 	})
 	c.AddCommand(runCommand(), certsCommand(), cli.Version(binary))
-	return suggestFlags(c)
+	return c
 }
 
 // exit gives an error the exit code that the contract asks for.

@@ -127,18 +127,6 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-func TestNearestFlag(t *testing.T) {
-	c := newRun(nil)
-	for typed, want := range map[string]string{
-		"cret": "cert", "allowed-destintaion": "allowed-destination", "lissten": "listen", "upstreams": "upstream",
-		"frobnicate": "", "x": "", strings.Repeat("listen", 50): "",
-	} {
-		if got := nearestFlag(c.Flags(), typed); got != want {
-			t.Errorf("--%s means %q, want %q", typed, got, want)
-		}
-	}
-}
-
 func TestVersion(t *testing.T) {
 	code, out, _ := command(t, "version", "-o", "json")
 	if code != cli.OK || !regexp.MustCompile(`"version": "[^"]+"`).MatchString(out) {

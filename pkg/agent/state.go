@@ -133,10 +133,10 @@ func entries(s rules.State) (n int) {
 	return n
 }
 
-// serverAddresses are the literal addresses among the servers'. Names are left
-// out: looking them up belongs to the links.
+// serverAddresses are the literal addresses among the servers', and those that
+// names have led the links to.
 func (a *Agent) serverAddresses() []netip.Addr {
-	var out []netip.Addr
+	out := a.cfg.Own.Remotes()
 	for _, s := range a.cfg.Agent.Links.Servers {
 		host, _, err := net.SplitHostPort(s)
 		if err != nil {

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// ErrExposedKey marks a key that others than its owner and group can read, or
-// others than its owner can change.
+// ErrExposedKey marks a key that others than its owner can read or change.
 var ErrExposedKey = errors.New("private key is exposed")
 
 // ErrNoCA: there is no authority to verify the other side with.
@@ -58,8 +57,7 @@ func Load(f Files) (*Credentials, error) {
 }
 
 // CheckKey returns an error that wraps ErrExposedKey, with the remedy, if the
-// file's mode lets others read or change it. Its group may read it: that is
-// how Kubernetes gives secrets to a process that is not root.
+// file's mode lets others than its owner do anything with it.
 func CheckKey(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -69,8 +67,8 @@ func CheckKey(path string) error {
 }
 
 func checkMode(path string, info os.FileInfo) error {
-	if mode := info.Mode().Perm(); mode&0o027 != 0 {
-		return fmt.Errorf("key %s: %w: its mode is %04o; run: chmod 600 %s", path, ErrExposedKey, mode, path)
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return fmt.Errorf("key %s: %w: its mode is %04o; run: chmod 600 %s (in a pod: defaultMode: 0400)", path, ErrExposedKey, mode, path)
 	}
 	return nil
 }

@@ -205,7 +205,7 @@ func TestCase_B89_ExposedKey(t *testing.T) {
 	a := authority(t)
 	f := files(t, server(t, a), a)
 	for mode, exposed := range map[os.FileMode]bool{
-		0o600: false, 0o400: false, 0o640: false, 0o440: false,
+		0o600: false, 0o400: false, 0o640: true, 0o440: true,
 		0o644: true, 0o604: true, 0o666: true, 0o660: true, 0o620: true, 0o601: true,
 	} {
 		if err := os.Chmod(f.Key, mode); err != nil {

@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"os"
+
+	"github.com/kasway/kasway/pkg/certs"
 )
 
 // CheckCredentials looks at the files that i names: each must be readable, and
@@ -35,14 +37,15 @@ func checkFile(name string, secret bool) string {
 	if err != nil {
 		return fmt.Sprintf("%v; the file must exist and be readable", err)
 	}
-	switch mode := info.Mode(); {
-	case !mode.IsRegular():
+	switch {
+	case !info.Mode().IsRegular():
 		return fmt.Sprintf("%s is not a regular file; name the file itself", name)
 	case info.Size() == 0:
 		return fmt.Sprintf("%s is empty; put the credential there", name)
-	case secret && mode.Perm()&0o077 != 0:
-		return fmt.Sprintf("%s has mode %04o, so that others than its owner can use the key; run: chmod 600 %s (in a pod: defaultMode: 0400)",
-			name, mode.Perm(), name)
+	case secret:
+		if err := certs.CheckKey(name); err != nil {
+			return err.Error()
+		}
 	}
 	f, err := os.Open(name)
 	if err != nil {

@@ -269,7 +269,7 @@ func TestServerFlagsAlone(t *testing.T) {
 		AllowedDestinations: []string{"localhost:6443", "kas.example.svc:6443", "[fd00::1]:6443"},
 		Agents:              []Grant{{Identity: "spiffe://x/agent/a=b", Targets: []string{"kas", "10.0.0.1:443"}}, {Identity: "*", Targets: []string{"*"}}},
 	}
-	want.Upstreams = []Upstream{{Name: "kas", Addresses: []string{"127.0.0.1:6443", "[::1]:6443"}, DialTimeout: 5 * time.Second}}
+	want.Upstreams = []Upstream{{Name: "kas", Addresses: []string{"127.0.0.1:6443", "[::1]:6443"}, DialTimeout: defaultDialTimeout}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}

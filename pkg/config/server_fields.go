@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// defaultDialTimeout is long enough for a SYN lost twice (1 s, then 2 s).
-const defaultDialTimeout = 5 * time.Second
+// defaultDialTimeout is long enough for one lost SYN (repeated after 1 s), and
+// leaves the next address time within what an agent holds a connection for.
+const defaultDialTimeout = 2 * time.Second
 
 func serverDefaults() Server {
 	return Server{

@@ -163,6 +163,18 @@ func (o *OwnSockets) Has(peer netip.AddrPort) bool {
 	return ok
 }
 
+// Remotes are the addresses that our open connections lead to.
+func (o *OwnSockets) Remotes() (out []netip.Addr) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, c := range o.ports {
+		if c != nil && alive(c) {
+			out = append(out, unmapped(c.RemoteAddr()).Addr())
+		}
+	}
+	return out
+}
+
 func (o *OwnSockets) remember(port ownPort, c *net.TCPConn) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

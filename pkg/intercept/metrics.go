@@ -17,6 +17,7 @@ type Metrics struct {
 	held            prometheus.Gauge
 	bytes           *prometheus.CounterVec
 	acceptErrors    prometheus.Counter
+	backlogged      prometheus.Counter
 	heartbeatMissed prometheus.Counter
 	heartbeatFailed prometheus.Counter
 	mode            *prometheus.GaugeVec
@@ -46,13 +47,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		held:            gauge("held", "Connections that wait for a way to their target."),
 		bytes:           counters("bytes_total", "Bytes of ended connections.", "direction"),
 		acceptErrors:    counter("accept_errors_total", "Failed accepts, such as for want of file descriptors."),
+		backlogged:      counter("backlogged_total", "Connections that the kernel accepted a second or more before this process took them, as while it was frozen."),
 		heartbeatMissed: counter("heartbeat_missed_total", "Heartbeats that came at least one interval late."),
 		heartbeatFailed: counter("heartbeat_failed_total", "Heartbeats that the kernel did not take."),
 		mode:            gauges("mode", "1 for the mode in use.", "mode"),
 		modeSkipped:     gauges("mode_skipped", "1 for a mode that could not be used, with the kind of reason.", "mode", "reason"),
 	}
 	if reg != nil {
-		reg.MustRegister(m.taken, m.refused, m.active, m.held, m.bytes, m.acceptErrors,
+		reg.MustRegister(m.taken, m.refused, m.active, m.held, m.bytes, m.acceptErrors, m.backlogged,
 			m.heartbeatMissed, m.heartbeatFailed, m.mode, m.modeSkipped)
 	}
 	return m

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/kasway/kasway/pkg/dial"
@@ -142,10 +143,34 @@ func (s *Server) accept(l *listener) {
 	}
 }
 
+// backloggedFor is what no connection waits in the backlog of a process that
+// runs.
+const backloggedFor = time.Second
+
+// waited is for how long at least a connection just accepted has been up: since
+// the peer last acknowledged something, which was the handshake unless it has
+// spoken.
+func waited(c *net.TCPConn) (d time.Duration) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	// Without an answer nothing is counted.
+	_ = raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			d = time.Duration(info.Last_ack_recv) * time.Millisecond
+		}
+	})
+	return d
+}
+
 // take admits one connection and starts its handler, or resets it.
 func (s *Server) take(c *net.TCPConn, l *listener) {
 	t := Taken{Conn: c, Target: l.at.target, Side: l.side, Peer: unmapped(c.RemoteAddr()), Local: unmapped(c.LocalAddr())}
 	s.cfg.Metrics.taken.WithLabelValues(t.Target).Inc()
+	if waited(c) >= backloggedFor {
+		s.cfg.Metrics.backlogged.Inc()
+	}
 	err := s.admit(&t)
 	if err == nil {
 		err = s.start(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync/atomic"
@@ -139,6 +140,27 @@ func TestServerSaysWhatItTook(t *testing.T) {
 			t.Errorf("%s: took %+v", at, tk)
 		}
 	}
+}
+
+func TestServerCountsItsBacklog(t *testing.T) {
+	m, v := metrics(t)
+	r := newRig(t, ServerConfig{Handle: echo, Metrics: m})
+	wantEcho(t, r.dial(t))
+	l, err := listen(t.Context(), place{"kas", netip.AddrPortFrom(loopback()[0], 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := dialTo(t, l.addr)
+	// It is the time that a frozen process lets pass which is to be noticed.
+	time.Sleep(backloggedFor + 50*time.Millisecond)
+	r.server.serve(l)
+	eventually(t, "the second is taken", func() bool { return v.of("taken_total kas") == 2 })
+	wantEcho(t, c)
+	shut(c)
+	if got := v.of("backlogged_total"); got != 1 {
+		t.Errorf("%v connections seen to have waited, want the one of two", got)
+	}
+	l.close()
 }
 
 func TestServerShutdown(t *testing.T) {

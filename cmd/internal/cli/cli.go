@@ -56,9 +56,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return UsageErrorf("%w\nSee '%s --help'", err, c.CommandPath())
-	})
+	suggestFlags(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return OK
