@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -31,6 +32,8 @@ type readHalf struct {
 	offset   int
 	err      error // once set, what every read returns
 	accepted bool  // agent: the server said that it has dialled
+	// drained: the end was passed on to the caller, all before it as well.
+	drained atomic.Bool
 }
 
 // receive waits for the next message. errEnd is the end of the direction, any
@@ -121,6 +124,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		case r.unread != nil:
 			return c.copyUnread(p), nil
 		case errors.Is(r.err, errEnd):
+			r.drained.Store(true)
 			return 0, io.EOF
 		case r.err != nil:
 			return 0, r.err
@@ -219,6 +223,7 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	for {
 		m, err := c.nextMessage()
 		if errors.Is(err, errEnd) {
+			r.drained.Store(true)
 			return total, nil
 		}
 		if err != nil {

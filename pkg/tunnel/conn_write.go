@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -171,6 +172,10 @@ func (c *Conn) ReadFrom(r io.Reader) (int64, error) {
 			total += int64(n)
 		}
 		switch {
+		// In this order: our own end, which closes the socket too, comes after
+		// drained is set.
+		case isEnd(err) && in.reset() && !c.read.drained.Load():
+			return total, os.NewSyscallError("read", syscall.ECONNRESET)
 		case isEnd(err):
 			return total, nil
 		case err != nil && c.ctx.Err() != nil:

@@ -66,8 +66,8 @@ func TestCase_B16_BothEndAtOnce(t *testing.T) {
 		far := g.accept()
 		go func() { _ = far.CloseWrite() }()
 		closeWrite(t, client)
-		if got := readAll(t, client); len(got) != 0 {
-			t.Fatalf("client got %q", got)
+		if got, err := io.ReadAll(client); len(got) != 0 || err != nil {
+			t.Fatalf("client got %q, %v; the pipe says %v", got, err, receive(t, piped, "the pipe's end").Err)
 		}
 		if got := readAll(t, far); len(got) != 0 {
 			t.Fatalf("target got %q", got)

@@ -23,6 +23,7 @@ import (
 // Whoever is no agent of ours gets no link; each is counted by a reason and
 // logged with its address, and the server goes on.
 func TestServer_Strangers(t *testing.T) {
+	t.Parallel() // two of them take a timeout's length
 	b := newBench(t, newTarget(t).dial, setup{})
 	b.server.quiet.limit.SetLimit(rate.Inf)
 	other := newAuthority(t)

@@ -31,7 +31,10 @@ import (
 	"github.com/kasway/kasway/pkg/tunnel/tunnelpb"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	logrus.SetOutput(io.Discard)
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds every wait of a test; it is never reached when all is well.
 const patience = 20 * time.Second

@@ -290,6 +290,7 @@ func (h *blackhole) relay(dst, src net.Conn) {
 
 // Whatever is behind the address, the reason says what is wrong with it.
 func TestLinks_WrongPeer(t *testing.T) {
+	t.Parallel() // some of them take a timeout's length
 	ca := newAuthority(t)
 	serverTLS := func(protos ...string) *tls.Config {
 		c := ca.serverTLS()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"syscall"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/mem"
 
 	"github.com/kasway/kasway/pkg/dial"
@@ -77,6 +78,23 @@ func (l *localReader) attempt(fd uintptr) bool {
 	}
 	l.buf, l.n, l.err = buf, n, os.NewSyscallError("read", err)
 	return true
+}
+
+// reset reports whether the socket is closed, after it read an end. It tells a
+// FIN from a RST whose error another goroutine's write has taken: the kernel
+// reports that once, and an end to whoever comes next. The other goroutine may
+// also have closed the socket by now. It says nothing once our own direction
+// has ended too, because then a FIN closes as well.
+func (l *localReader) reset() bool {
+	if l.raw == nil {
+		return false
+	}
+	closed := true
+	_ = l.raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		closed = err != nil || info.State == unix.BPF_TCP_CLOSE
+	})
+	return closed
 }
 
 // localWriter writes messages to a local connection.

@@ -98,6 +98,27 @@ func endOne(t *testing.T, from, to *net.TCPConn) {
 	}
 }
 
+// A RST whose error a write has taken already reads as an end; it must not
+// become one.
+func TestReset_ErrorTakenByTheOtherDirection(t *testing.T) {
+	agent, server, stop := connPair(t)
+	defer stop()
+	client, local := tcpPair(t)
+	reset(t, client)
+	eventually(t, "the reset", func() bool {
+		_, err := local.Write([]byte("x"))
+		return err != nil
+	})
+	if n, err := local.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Fatalf("the kernel says %d, %v; this test needs an end", n, err)
+	}
+	for name, c := range map[string]*Conn{"agent": agent, "server": server} {
+		if _, err := c.ReadFrom(local); !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("%s: ReadFrom ended with %v, want a reset", name, err)
+		}
+	}
+}
+
 // What the server's dial says reaches the agent as the same sentinel, and the
 // client as a reset, whichever way the agent uses the connection.
 func TestDial_Results(t *testing.T) {
