@@ -109,8 +109,11 @@ func (r NFTRule) String() string {
 	if r.Seen {
 		add("ct status confirmed")
 	}
-	if r.NATed {
-		add("ct status dnat")
+	if r.From.IsValid() {
+		add("ct reply %s saddr %s", nftFamily(r.From), r.From)
+	}
+	if r.NotFrom.IsValid() {
+		add("ct reply %s saddr != %s", nftFamily(r.NotFrom), r.NotFrom)
 	}
 	w = append(w, r.destination()...)
 	switch {
@@ -139,16 +142,7 @@ func (r NFTRule) destination() (w []string) {
 	if r.Dst.IsValid() && r.Port != 0 {
 		w = append(w, fmt.Sprintf("tcp dport %d", r.Port))
 	}
-	if !r.Original.IsValid() {
-		return w
-	}
-	w = append(w, "meta l4proto tcp")
-	if r.Original.Bits() == 0 {
-		w = append(w, "meta nfproto "+nftProto(r.Original.Addr()))
-	} else {
-		w = append(w, "ct original "+nftFamily(r.Original.Addr())+" daddr "+nftPrefix(r.Original))
-	}
-	return append(w, fmt.Sprintf("ct original proto-dst %d", r.Port))
+	return w
 }
 
 func nftFamily(a netip.Addr) string {

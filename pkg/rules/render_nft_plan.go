@@ -32,8 +32,9 @@ const (
 // kube-proxy's: it sees what we have left alone, and nobody has changed yet.
 const (
 	nftPriorityGuard = -105
-	// After nat, and before IPVS at -98.
-	nftPriorityLate = -99
+	// Before the nat hook. A reset must be made while the packet still has the
+	// address that its sender knows: on a bridge it leaves past conntrack.
+	nftPriorityLate = -105
 	// Before anybody's filter and before conntrack: a heartbeat must arrive,
 	// and leave no trace.
 	nftPriorityBeat = -350
@@ -66,7 +67,7 @@ type NFTTable struct {
 // NFTChain is a base chain (Hook not "") or one that others go to.
 type NFTChain struct {
 	Name string
-	// Type is "nat" or "filter", Hook "output", "prerouting", "input" or "forward".
+	// Type is "nat" or "filter", Hook "output" or "prerouting".
 	Type, Hook string
 	Priority   int
 	Rules      []NFTRule
@@ -99,11 +100,11 @@ type NFTRule struct {
 	New bool
 	// Seen: the connection's first packet has passed through before.
 	Seen bool
-	// NATed: the connection was given another destination.
-	NATed bool
-	// Dst is the destination at this point; Original the one before any nat.
-	Dst, Original netip.Prefix
-	// Port of Dst or Original; 0: any.
+	// From: nat has given the connection this destination, and its answers
+	// come from there. NotFrom: another one, or none, of the same family.
+	From, NotFrom netip.Addr
+	// Dst and Port are the destination at this point; Port 0: any.
+	Dst  netip.Prefix
 	Port uint16
 
 	// To is the verdict dnat, Goto goto; Reject answers with a TCP reset. None
@@ -121,11 +122,7 @@ func PlanNFT(s State) []NFTTable {
 	own.Chains = append(own.Chains, nftBeatChain(NFTRule{Beat: NFTBeat(s.Generation), Mark: s.Mark, Mask: s.MarkMask}))
 	guard := NFTTable{Name: NFTGuard}
 	for _, side := range nftSides(s) {
-		own.Chains = append(own.Chains, side.divert())
-		for _, hook := range side.late {
-			own.Chains = append(own.Chains, side.lateGate(hook))
-		}
-		own.Chains = append(own.Chains, side.diverts(), side.lateSYNs())
+		own.Chains = append(own.Chains, side.divert(), side.late(), side.diverts(), side.lateSYNs())
 		if side.guarded {
 			guard.Chains = append(guard.Chains, side.guard(), side.refuse())
 		}
@@ -171,7 +168,6 @@ func PlanNFTListen(addrs []netip.AddrPort, mark, mask uint32) NFTTable {
 // sockets (hook output) and everybody else's (prerouting).
 type nftSide struct {
 	name, hook string
-	late       []string   // hooks that see its packets after nat
 	gate       NFTRule    // the conditions common to the side's base chains
 	to4, to6   netip.Addr // what its clients are diverted to
 	guarded    bool       // its clients are diverted, not the self-test alone
@@ -184,14 +180,11 @@ type nftEntry struct {
 }
 
 func nftSides(s State) []nftSide {
-	host := nftSide{name: "host", hook: "output", late: []string{"output"}, guarded: s.Clients.Host,
+	host := nftSide{name: "host", hook: "output", guarded: s.Clients.Host,
 		gate: NFTRule{SYN: true, Mark: s.Mark, Mask: s.MarkMask},
 		to4:  netip.AddrFrom4([4]byte{127, 0, 0, 1}), to6: netip.IPv6Loopback()}
 	// What comes by lo has been decided on output.
-	//
-	// On prerouting, a packet from a bridge is answered without regard to nat,
-	// and the client would not know the answer for its own; later it is.
-	pods := nftSide{name: "pods", hook: "prerouting", late: []string{"input", "forward"}, guarded: s.Clients.Pods,
+	pods := nftSide{name: "pods", hook: "prerouting", guarded: s.Clients.Pods,
 		gate: NFTRule{NotLoopback: true, SYN: true}, to4: s.Node4, to6: s.Node6}
 	for i := range s.Diverts {
 		d := &s.Diverts[i]
@@ -218,10 +211,10 @@ func (e nftSide) divert() NFTChain {
 	return NFTChain{Name: e.name, Type: "nat", Hook: e.hook, Priority: NFTPriority, Rules: []NFTRule{r}}
 }
 
-func (e nftSide) lateGate(hook string) NFTChain {
+func (e nftSide) late() NFTChain {
 	r := e.gate
-	r.Seen, r.Goto = true, e.name+"_late"
-	return NFTChain{Name: e.name + "_late_" + hook, Type: "filter", Hook: hook, Priority: nftPriorityLate, Rules: []NFTRule{r}}
+	r.Seen, r.Goto = true, e.name+"_again"
+	return NFTChain{Name: e.name + "_late", Type: "filter", Hook: e.hook, Priority: nftPriorityLate, Rules: []NFTRule{r}}
 }
 
 // guard asks for conntrack: without it the kernel runs no nat chain.
@@ -263,25 +256,17 @@ func (e nftSide) diverts() NFTChain {
 // more, and whose clients would hang: the one that a frozen agent's full
 // backlog drops, and the one first sent before we diverted.
 func (e nftSide) lateSYNs() NFTChain {
-	c := NFTChain{Name: e.name + "_late"}
+	c := NFTChain{Name: e.name + "_again"}
 	for _, to := range []netip.Addr{e.to4, e.to6} {
 		if to.IsValid() {
-			c.Rules = append(c.Rules, NFTRule{Alive: AliveYes, NATed: true, Dst: netip.PrefixFrom(to, to.BitLen()), Comment: "diverted"})
+			c.Rules = append(c.Rules, NFTRule{Alive: AliveYes, From: to, Comment: "diverted"},
+				NFTRule{Alive: AliveNo, NotFrom: to, Comment: "not ours"})
 		}
 	}
-	for _, entry := range e.entries {
-		for _, l := range []netip.AddrPort{netip.AddrPortFrom(e.to4, entry.port4), netip.AddrPortFrom(e.to6, entry.port6)} {
-			if l.Addr().IsValid() && l.Port() != 0 {
-				c.Rules = append(c.Rules, NFTRule{NATed: true, Dst: netip.PrefixFrom(l.Addr(), l.Addr().BitLen()), Port: l.Port(),
-					Reject: true, Comment: nftComment(entry.divert.Name)})
-			}
-		}
-	}
-	c.Rules = append(c.Rules, NFTRule{Alive: AliveNo})
 	for _, entry := range e.entries {
 		for _, dst := range entry.divert.Entries {
 			if _, ok := e.local(dst.Prefix, entry); ok || entry.divert.Refused {
-				c.Rules = append(c.Rules, NFTRule{Original: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
+				c.Rules = append(c.Rules, NFTRule{Dst: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
 			}
 		}
 	}

@@ -133,25 +133,28 @@ func TestFrozenAgent(t *testing.T) {
 func TestFullBacklogOfAFrozenAgent(t *testing.T) {
 	for name, d := range deaths {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, netns.Spec{})
-			agent := w.agent(w.v4Host(d.down))
+			w := newWorld(t, netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: true})
+			s := w.v4Host(d.down)
+			s.Clients.Pods = true
+			agent := w.agent(s)
 			if err := agent.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
-			const clients = 6
+			clients := []*netns.Host{w.Node, w.Node, w.Node, w.Node, w.RoutedPods[0], w.RoutedPods[0], w.RoutedPods[0], w.BridgedPods[0], w.BridgedPods[0], w.BridgedPods[0]}
 			type result struct {
+				from *netns.Host
 				err  error
 				took time.Duration
 			}
-			results := make(chan result, clients)
+			results := make(chan result, len(clients))
 			start := time.Now()
-			for range clients {
+			for _, h := range clients {
 				go func() {
-					c, err := w.Node.DialWith(context.Background(), &net.Dialer{Timeout: 10 * time.Second}, "tcp", kas4.String())
+					c, err := h.DialWith(context.Background(), &net.Dialer{Timeout: 10 * time.Second}, "tcp", kas4.String())
 					if err == nil {
 						c.Close()
 					}
-					results <- result{err, time.Since(start)}
+					results <- result{h, err, time.Since(start)}
 				}()
 			}
 			refused := 0
@@ -160,11 +163,11 @@ func TestFullBacklogOfAFrozenAgent(t *testing.T) {
 				if errors.Is(r.err, syscall.ECONNREFUSED) {
 					refused++
 				} else if r.err != nil {
-					t.Errorf("after %v: %v", r.took, r.err)
+					t.Errorf("%s after %v: %v", r.from.Label, r.took, r.err)
 				}
 				// Linux sends a SYN again each second; the first after the bound is answered.
 				if r.took > bound+time.Second {
-					t.Errorf("a connect blocked for %v", r.took)
+					t.Errorf("%s: a connect blocked for %v", r.from.Label, r.took)
 				}
 			}
 			if refused == 0 {
@@ -190,7 +193,7 @@ func TestCase_B62_SYNSentBeforeTheAgentCame(t *testing.T) {
 				t.Fatal(err)
 			}
 			clients := []*netns.Host{w.Node, w.RoutedPods[0], w.BridgedPods[0]}
-			targets := []netip.AddrPort{kas4, kas6}
+			targets := []netip.AddrPort{kas4, kas6, svc4}
 			results := make(chan string, len(clients)*len(targets))
 			for _, h := range clients {
 				for _, to := range targets {

@@ -19,11 +19,9 @@ const (
 	tcpFlagsMask = 0x17
 
 	statusConfirmed = 0x08 // IPS_CONFIRMED
-	statusDNAT      = 0x20 // IPS_DST_NAT
-
-	loIndex = 1 // lo has it in every network namespace
-	reg     = 1
-	aliveID = 1 // of the set, within a transaction
+	loIndex         = 1    // lo has it in every network namespace
+	reg             = 1
+	aliveID         = 1 // of the set, within a transaction
 )
 
 // encodeRule makes of a rule what nft makes of its text: the test that loads
@@ -55,13 +53,12 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 		p.masked(native(expr.CtStateBitNEW), expr.CmpOpNeq, native(0))
 	}
 	if r.Seen {
-		p.status(statusConfirmed)
+		p.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: reg})
+		p.masked(native(statusConfirmed), expr.CmpOpNeq, native(0))
 	}
-	if r.NATed {
-		p.status(statusDNAT)
-	}
+	p.from(r.From, expr.CmpOpEq)
+	p.from(r.NotFrom, expr.CmpOpNeq)
 	p.destination(r)
-	p.original(r)
 	p.verdict(r)
 	return p.exprs, p.err
 }
@@ -88,12 +85,6 @@ func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 func (p *program) masked(mask []byte, op expr.CmpOp, value []byte) {
 	p.add(&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
 		&expr.Cmp{Op: op, Register: reg, Data: value})
-}
-
-// status wants a bit of the connection's status set.
-func (p *program) status(bit uint32) {
-	p.add(&expr.Ct{Key: expr.CtKeySTATUS, Register: reg})
-	p.masked(native(bit), expr.CmpOpNeq, native(0))
 }
 
 func (p *program) tcp() { p.protocol(unix.IPPROTO_TCP) }
@@ -174,31 +165,19 @@ func (p *program) destination(r rules.NFTRule) {
 	}
 }
 
-func (p *program) original(r rules.NFTRule) {
-	if !r.Original.IsValid() {
+// from compares the address that the connection's answers come from. expr.Ct
+// would leave the direction out, where the key has a family.
+func (p *program) from(a netip.Addr, op expr.CmpOp) {
+	if !a.IsValid() {
 		return
 	}
-	p.tcp()
-	switch {
-	case r.Original.Bits() == 0:
-		p.family(r.Original.Addr())
-	case r.Original.Addr().Is4():
-		p.ctOriginal(unix.NFT_CT_DST_IP)
-		p.prefix(r.Original)
-	default:
-		p.ctOriginal(unix.NFT_CT_DST_IP6)
-		p.prefix(r.Original)
+	key := uint32(unix.NFT_CT_SRC_IP6)
+	if a.Is4() {
+		key = unix.NFT_CT_SRC_IP
 	}
-	p.ctOriginal(unix.NFT_CT_PROTO_DST)
-	p.port(r.Port)
-}
-
-// ctOriginal loads a key of the connection's original direction. expr.Ct
-// leaves the direction out where the key has a family.
-func (p *program) ctOriginal(key uint32) {
 	data, err := netlink.MarshalAttributes([]netlink.Attribute{
 		number(unix.NFTA_CT_KEY, key), number(unix.NFTA_CT_DREG, reg),
-		{Type: unix.NFTA_CT_DIRECTION, Data: []byte{0}}, // IP_CT_DIR_ORIGINAL
+		{Type: unix.NFTA_CT_DIRECTION, Data: []byte{1}}, // IP_CT_DIR_REPLY
 	})
 	if err == nil {
 		data, err = netlink.MarshalAttributes([]netlink.Attribute{text(unix.NFTA_EXPR_NAME, "ct"),
@@ -208,6 +187,7 @@ func (p *program) ctOriginal(key uint32) {
 		p.err = err
 	}
 	p.exprs = append(p.exprs, data)
+	p.add(&expr.Cmp{Op: op, Register: reg, Data: a.AsSlice()})
 }
 
 func (p *program) verdict(r rules.NFTRule) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"testing"
@@ -18,7 +19,7 @@ import (
 )
 
 // childEnv makes the test binary an agent that applies the state in it, with
-// listeners of its own.
+// listeners of its own where the state has no ports.
 const childEnv = "KASWAY_NFT_TEST_STATE"
 
 func TestMain(m *testing.M) {
@@ -41,11 +42,17 @@ func child(encoded string) error {
 		return err
 	}
 	for i := range s.Diverts {
-		port, err := shortListener()
+		host, err := shortListener(netip.MustParseAddr("127.0.0.1"))
 		if err != nil {
 			return err
 		}
-		s.Diverts[i].Ports.Host4 = port
+		pods, err := shortListener(s.Node4)
+		if err != nil {
+			return err
+		}
+		if s.Diverts[i].Ports == (rules.Ports{}) {
+			s.Diverts[i].Ports = rules.Ports{Host4: host, Pod4: pods}
+		}
 	}
 	if err := New(Config{}).Apply(context.Background(), s); err != nil {
 		return err
@@ -56,12 +63,12 @@ func child(encoded string) error {
 }
 
 // shortListener accepts nothing; its backlog holds one connection.
-func shortListener() (uint16, error) {
+func shortListener(at netip.Addr) (uint16, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.As4()}); err != nil {
 		return 0, err
 	}
 	if err := unix.Listen(fd, 0); err != nil {
