@@ -189,11 +189,16 @@ func TestPreflight_Privileges(t *testing.T) {
 			runtime.LockOSThread() // never unlocked: the thread ends without the capability
 			if err := without(drop); err != nil {
 				report <- intercept.Report{Err: err}
+				report <- intercept.Report{Err: err}
 				return
 			}
 			report <- New(Config{}).Preflight(context.Background())
+			report <- intercept.Report{Err: Cleanup(context.Background())}
 		}()
 		r := <-report
+		if cleanup := <-report; !errors.Is(cleanup.Err, intercept.ErrPrivilege) {
+			t.Errorf("cleanup without %s: %v, want missing privilege", name, cleanup.Err)
+		}
 		if !errors.Is(r.Err, intercept.ErrPrivilege) || !strings.Contains(r.Remedy, "CAP_NET_ADMIN and CAP_NET_RAW") {
 			t.Errorf("without %s: %v, remedy %q", name, r.Err, r.Remedy)
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -201,9 +202,13 @@ func (m *Mode) removeOwn(ctx context.Context, gone func(chain, generation string
 // Cleanup removes every chain, jump and set of ours, of any generation, in both
 // back ends and families of the calling thread's network namespace, and lifts
 // the guard. It may be called any number of times, and does nothing where
-// iptables is not installed. A living agent would put its rules back: stop it
+// iptables is not installed. Without the privilege it is an error that wraps
+// intercept.ErrPrivilege. A living agent would put its rules back: stop it
 // first.
 func Cleanup(ctx context.Context) error {
+	if err := refusal(mayAct()).Err; errors.Is(err, intercept.ErrPrivilege) {
+		return fmt.Errorf("iptables: cleaning up: %w: %s", err, remedyPrivilege)
+	}
 	m := New(Config{})
 	kernel, err := openSets()
 	if err != nil {
