@@ -86,6 +86,9 @@ func one(from string, to netip.AddrPort, own []netip.Addr) connect {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		c.what = refused
+	case errors.Is(err, syscall.ECONNRESET):
+		// Taken and cut so soon that connect has not returned yet.
+		c.what = broken
 	case err != nil:
 		c.what = odd
 	default:
