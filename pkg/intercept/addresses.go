@@ -66,24 +66,45 @@ func (n *NodeAddresses) Ensure(want ...NodeAddress) error {
 	return nil
 }
 
-func (n *NodeAddresses) ensure(nl *netlink.Handle, w NodeAddress) error {
+// CheckNodeAddress reports why Ensure would refuse w in the calling thread's
+// network namespace: it is somebody else's. It changes nothing.
+func CheckNodeAddress(w NodeAddress) error {
+	if w.Addr.IsLoopback() {
+		return nil
+	}
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("opening netlink: %w", err)
+	}
+	defer nl.Close()
+	_, err = available(nl, w)
+	return err
+}
+
+// available reports whether an interface has w already, where it may be, or
+// why it must not be used.
+func available(nl *netlink.Handle, w NodeAddress) (there bool, err error) {
 	holders, err := holdersOf(nl, w.Addr)
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, link := range holders {
 		if link != "lo" && !w.Borrow {
-			return fmt.Errorf("%s has it already: choose another %s, or remove it there", link, w.Setting)
+			return true, fmt.Errorf("%s has it already: choose another %s, or remove it there", link, w.Setting)
 		}
 	}
-	if len(holders) > 0 {
-		// We have added it before, or an operator has put it where we would.
-		return nil
+	if len(holders) > 0 || w.Borrow {
+		return len(holders) > 0, nil
 	}
-	if !w.Borrow {
-		if err := unrouted(nl, w); err != nil {
-			return err
-		}
+	return false, unrouted(nl, w)
+}
+
+func (n *NodeAddresses) ensure(nl *netlink.Handle, w NodeAddress) error {
+	there, err := available(nl, w)
+	if err != nil || there {
+		// It is there: we have added it before, or an operator has put it where
+		// we would.
+		return err
 	}
 	// Remembered first: if we crash in between, an address too many is looked
 	// for at the end, instead of one too few.

@@ -112,9 +112,11 @@ func TestNodeAddressesRefuseWhatIsSomebodys(t *testing.T) {
 				run(c.setup)
 				log, _ := logs(t)
 				before := run("ip -o addr show dev lo")
-				err := NewNodeAddresses(t.TempDir(), log).Ensure(NodeAddress{Addr: node4, Setting: "intercept.nodeIPv4"})
-				if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "intercept.nodeIPv4") {
-					t.Errorf("%v, want it to say %q and what to set", err, c.says)
+				want := NodeAddress{Addr: node4, Setting: "intercept.nodeIPv4"}
+				for _, err := range []error{CheckNodeAddress(want), NewNodeAddresses(t.TempDir(), log).Ensure(want)} {
+					if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "intercept.nodeIPv4") {
+						t.Errorf("%v, want it to say %q and what to set", err, c.says)
+					}
 				}
 				if after := run("ip -o addr show dev lo"); after != before {
 					t.Errorf("refused and added all the same:\n%s", after)
@@ -122,6 +124,32 @@ func TestNodeAddressesRefuseWhatIsSomebodys(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Checking changes nothing, and agrees with Ensure on what may be used.
+func TestCheckNodeAddress(t *testing.T) {
+	in(t, func(run func(string) string) {
+		run("ip link add eth0 type veth peer name far")
+		run("ip addr add 192.0.2.1/24 dev eth0")
+		run("ip link set eth0 up")
+		log, _ := logs(t)
+		ours := NodeAddress{Addr: node4}
+		for _, w := range []NodeAddress{ours, {Addr: loopback()[0]}, {Addr: netip.MustParseAddr("192.0.2.1"), Borrow: true}} {
+			before := run("ip -o addr")
+			if err := CheckNodeAddress(w); err != nil {
+				t.Errorf("%s: %v", w.Addr, err)
+			}
+			if after := run("ip -o addr"); after != before {
+				t.Errorf("the check of %s leaves\n%s\nbefore:\n%s", w.Addr, after, before)
+			}
+		}
+		if err := NewNodeAddresses(t.TempDir(), log).Ensure(ours); err != nil {
+			t.Fatal(err)
+		}
+		if err := CheckNodeAddress(ours); err != nil {
+			t.Errorf("where an agent runs or has run: %v", err)
+		}
+	})
 }
 
 // An address that an operator has put somewhere is used and left there.

@@ -236,7 +236,7 @@ func listen(ctx context.Context, at place) (*listener, error) {
 	}
 	l, err := lc.Listen(ctx, network, at.addr.String())
 	if err != nil {
-		return nil, explainListen(at.addr, err)
+		return nil, ExplainListen(err)
 	}
 	side := PodSide
 	if at.addr.Addr().IsLoopback() {
@@ -250,14 +250,21 @@ func listen(ctx context.Context, at place) (*listener, error) {
 	return &listener{at: at, side: side, addr: unmapped(tcp.Addr()), tcp: tcp, closed: make(chan struct{}), release: release}, nil
 }
 
-// explainListen names the process that has the port.
-func explainListen(at netip.AddrPort, err error) error {
-	if !errors.Is(err, syscall.EADDRINUSE) {
+// ExplainListen names the process that has the port, if err is that of a TCP
+// listener whose port is in use; any other error is returned as it is. It still
+// is what err was: errors.Is finds syscall.EADDRINUSE.
+func ExplainListen(err error) error {
+	var op *net.OpError
+	if !errors.Is(err, syscall.EADDRINUSE) || !errors.As(err, &op) {
+		return err
+	}
+	tcp, ok := op.Addr.(*net.TCPAddr)
+	if !ok {
 		return err
 	}
 	owner := "another process"
-	if pid, name, ok := portOwner(at); ok {
+	if pid, name, ok := portOwner(unmapped(tcp)); ok {
 		owner = "pid " + strconv.Itoa(pid) + " (" + name + ")"
 	}
-	return fmt.Errorf("listen tcp %s: in use by %s: %w", at, owner, syscall.EADDRINUSE)
+	return fmt.Errorf("listen tcp %s: in use by %s: %w", tcp, owner, syscall.EADDRINUSE)
 }

@@ -183,6 +183,11 @@ func TestCase_B84_PortClashNamesOwner(t *testing.T) {
 				t.Errorf("error %v, want it to say %q", err, want)
 			}
 
+			_, err = net.Listen("tcp", ":"+strconv.Itoa(int(taken.Port())))
+			if err = ExplainListen(err); err == nil || !strings.Contains(err.Error(), "pid "+strconv.Itoa(other.Process.Pid)) || !errors.Is(err, syscall.EADDRINUSE) {
+				t.Errorf("on every address: %v, want the owner", err)
+			}
+
 			hold.Close()
 			_ = other.Wait()
 			ports, err := ls.Set(t.Context(), []rules.Target{{Name: "kas", Listen: taken.Port()}})

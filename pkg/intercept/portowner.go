@@ -31,7 +31,7 @@ func portOwner(at netip.AddrPort) (pid int, name string, ok bool) {
 }
 
 // listeningInodes are the sockets of table that keep others from listening on
-// at.
+// at, which may be every address.
 func listeningInodes(table string, at netip.AddrPort) []string {
 	const stateListen = "0A"
 	f, err := os.Open(table)
@@ -50,7 +50,8 @@ func listeningInodes(table string, at netip.AddrPort) []string {
 		if err != nil || local.Port() != at.Port() {
 			continue
 		}
-		if local.Addr() == at.Addr() || local.Addr().IsUnspecified() {
+		every := !at.Addr().IsValid() || at.Addr().IsUnspecified()
+		if every || local.Addr() == at.Addr() || local.Addr().IsUnspecified() {
 			inodes = append(inodes, fields[9])
 		}
 	}
