@@ -3,6 +3,7 @@ package rules
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -206,7 +207,7 @@ func (r *Resolver) lookup(ctx context.Context, network, host string) family {
 // name's addresses changed. r.mu is held.
 func (r *Resolver) take(host string, v4, v6 family) bool {
 	a := r.names[host]
-	err := errors.Join(v4.err, v6.err)
+	err := both(v4.err, v6.err)
 	if err == nil && len(v4.addrs)+len(v6.addrs) == 0 {
 		err = errors.New("the name has no usable address")
 	}
@@ -227,6 +228,28 @@ func (r *Resolver) take(host string, v4, v6 family) bool {
 	return changed
 }
 
+// kept says what is used of a name that cannot be resolved now.
+func kept(known int) string {
+	switch known {
+	case 0:
+		return "it has no address yet"
+	case 1:
+		return "its last known address stays in use"
+	}
+	return fmt.Sprintf("its last %d known addresses stay in use", known)
+}
+
+// both is one line about the two families, which mostly fail alike.
+func both(v4, v6 error) error {
+	switch {
+	case v4 == nil:
+		return v6
+	case v6 == nil || v4.Error() == v6.Error():
+		return v4
+	}
+	return fmt.Errorf("%w; %w", v4, v6)
+}
+
 // report tells of changes only: a name that keeps failing is counted, not
 // logged again.
 func (r *Resolver) report(host string, was, is answer, err error, changed bool) {
@@ -241,7 +264,7 @@ func (r *Resolver) report(host string, was, is answer, err error, changed bool) 
 	switch {
 	case is.failing && !was.failing:
 		r.cfg.Metrics.failing.Inc()
-		log.WithError(err).Warnf("cannot resolve %s; its %d last known addresses stay in use", host, known)
+		log.WithError(err).Warnf("cannot resolve %s; %s", host, kept(known))
 	case was.failing && !is.failing:
 		r.cfg.Metrics.failing.Dec()
 		log.Infof("%s is resolved again", host)

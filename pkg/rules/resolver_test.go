@@ -171,6 +171,37 @@ func TestResolverKeepsLastGoodAnswer(t *testing.T) {
 	}
 }
 
+// What is said of a name that cannot be resolved is one line, and true of what
+// is used meanwhile.
+func TestResolverSaysWhatStaysInUse(t *testing.T) {
+	dns := &names{}
+	r, hook := resolver(t, dns, ResolverConfig{Targets: []Target{target(t, "kas", "kas.example:443")}})
+	for _, step := range []struct{ v4, v6, says string }{
+		{"!", "!", "cannot resolve kas.example; it has no address yet: lookup kas.example: server misbehaving"},
+		{"10.0.0.1", "", ""},
+		{"", "!", "cannot resolve kas.example; its last known address stays in use: lookup kas.example: server misbehaving"},
+		{"10.0.0.1", "fd00::1", ""},
+		{"", "", "cannot resolve kas.example; its last 2 known addresses stay in use: the name has no usable address"},
+	} {
+		dns.set("ip4", "kas.example", step.v4)
+		dns.set("ip6", "kas.example", step.v6)
+		hook.Reset()
+		r.Resolve(t.Context())
+		said := ""
+		for _, e := range hook.AllEntries() {
+			if e.Level == logrus.WarnLevel {
+				said += fmt.Sprintf("%s: %v", e.Message, e.Data[logrus.ErrorKey])
+			}
+		}
+		if said != step.says {
+			t.Errorf("said %q, want %q", said, step.says)
+		}
+	}
+	if got := both(errors.New("a"), errors.New("b")).Error(); got != "a; b" {
+		t.Errorf("two reasons are %q", got)
+	}
+}
+
 // A name in a hosts file that has one family alone makes Go's resolver answer
 // with a *net.AddrError for the other.
 func TestResolverHostsFile(t *testing.T) {
