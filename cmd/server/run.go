@@ -26,11 +26,11 @@ named. On SIGTERM every link ends, and agents go on with their other servers.`,
 		Args: cli.NoArgs,
 	}
 	flags := config.ServerFlags(c.Flags())
-	groupFlags(c,
-		flagGroup{"Configuration", []string{"config"}},
-		flagGroup{"Agents", []string{"listen", "insecure-agents", "cert", "key", "ca"}},
-		flagGroup{"Policy", []string{"allowed-destination", "grant", "upstream"}},
-		flagGroup{"Operators", []string{"observe-address", "admin-socket", "log-level", "log-format"}},
+	cli.GroupFlags(c,
+		cli.FlagGroup{Title: "Configuration", Flags: []string{"config"}},
+		cli.FlagGroup{Title: "Agents", Flags: []string{"listen", "insecure-agents", "cert", "key", "ca"}},
+		cli.FlagGroup{Title: "Policy", Flags: []string{"allowed-destination", "grant", "upstream"}},
+		cli.FlagGroup{Title: "Operators", Flags: []string{"observe-address", "admin-socket", "log-level", "log-format"}},
 	)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := config.LoadServer(flags)

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"slices"
@@ -8,15 +8,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// flagGroup is a headed part of a command's help.
-type flagGroup struct {
-	title string
-	flags []string
+// FlagGroup is a headed part of a command's help.
+type FlagGroup struct {
+	Title string
+	Flags []string
 }
 
-// groupFlags makes c's help show its flags in groups, in the given order; a
+// GroupFlags makes c's help show its flags in groups, in the given order; a
 // flag of no group is shown at the end, so that none is ever hidden.
-func groupFlags(c *cobra.Command, groups ...flagGroup) {
+func GroupFlags(c *cobra.Command, groups ...FlagGroup) {
 	c.Flags().SortFlags = false
 	c.SetUsageFunc(func(c *cobra.Command) error {
 		var b strings.Builder
@@ -24,22 +24,22 @@ func groupFlags(c *cobra.Command, groups ...flagGroup) {
 		if c.HasExample() {
 			b.WriteString("\nExamples:\n" + c.Example + "\n")
 		}
-		rest := flagGroup{title: "Other"}
+		rest := FlagGroup{Title: "Other"}
 		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name != "help" && !slices.ContainsFunc(groups, func(g flagGroup) bool { return slices.Contains(g.flags, f.Name) }) {
-				rest.flags = append(rest.flags, f.Name)
+			if f.Name != "help" && !slices.ContainsFunc(groups, func(g FlagGroup) bool { return slices.Contains(g.Flags, f.Name) }) {
+				rest.Flags = append(rest.Flags, f.Name)
 			}
 		})
 		for _, g := range append(slices.Clone(groups), rest) {
-			set := pflag.NewFlagSet(g.title, pflag.ContinueOnError)
+			set := pflag.NewFlagSet(g.Title, pflag.ContinueOnError)
 			set.SortFlags = false
-			for _, name := range g.flags {
+			for _, name := range g.Flags {
 				if f := c.Flags().Lookup(name); f != nil {
 					set.AddFlag(f)
 				}
 			}
 			if set.HasAvailableFlags() {
-				b.WriteString("\n" + g.title + ":\n" + set.FlagUsagesWrapped(helpWidth))
+				b.WriteString("\n" + g.Title + ":\n" + set.FlagUsagesWrapped(helpWidth))
 			}
 		}
 		c.Print(b.String())
