@@ -247,13 +247,7 @@ func TestTakenConnectionsOutliveClose(t *testing.T) {
 // address itself, diverting, refused and guarded.
 func TestCase_B44_OwnDialsAreNotCaptured(t *testing.T) {
 	w := newWorld(t, netns.Spec{})
-	own := &net.Dialer{Timeout: 5 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark) }); e != nil {
-			return e
-		}
-		return err
-	}}
+	own := ownDialer()
 	check := func(when string) {
 		t.Helper()
 		for _, to := range []netip.AddrPort{kas4, kas6} {
@@ -272,4 +266,43 @@ func TestCase_B44_OwnDialsAreNotCaptured(t *testing.T) {
 	}
 	w.want(w.Node, kas4, "refused")
 	check("guarded")
+}
+
+// ownDialer marks its sockets as the agent's own.
+func ownDialer() *net.Dialer {
+	return &net.Dialer{Timeout: 5 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark) }); e != nil {
+			return e
+		}
+		return err
+	}}
+}
+
+// A target's address may be the node's own, as on a control plane: what the
+// host sends there comes in again by lo, and was decided when it left.
+func TestTargetOnTheNodeItself(t *testing.T) {
+	w := newWorld(t, netns.Spec{RoutedPods: 1})
+	for _, a := range []netip.AddrPort{svc4, svc6} {
+		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a.Addr(), a.Addr().BitLen())); err != nil {
+			t.Fatal(err)
+		}
+		w.listen(w.Node, a, "local")
+	}
+	m := w.apply(w.state(nil))
+	for _, a := range []netip.AddrPort{svc4, svc6} {
+		w.want(w.Node, a, w.side(w.Node, a))
+		w.want(w.RoutedPods[0], a, w.side(w.RoutedPods[0], a))
+		if got := askWith(w.Node, ownDialer(), a); got != "local" {
+			t.Errorf("our own socket to %s: %q", a, got)
+		}
+	}
+	w.reapply(m, w.state(func(s *rules.State) { s.Clients.Host = false }))
+	w.want(w.Node, svc4, "local")
+	w.want(w.Node, svc6, "local")
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.want(w.Node, svc4, "local")
+	w.want(w.RoutedPods[0], svc4, "refused")
 }
