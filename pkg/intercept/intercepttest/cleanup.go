@@ -58,7 +58,7 @@ func (w *world) cleanup(t *testing.T, f Factory, when rules.WhenDown, kill bool)
 		if err := h.Close(); err != nil {
 			return err
 		}
-		for _, c := range w.cells("kas") {
+		for _, c := range w.taken(f, "kas") {
 			if err := closed(c, when); err != nil {
 				errs = append(errs, fmt.Errorf("after Close: %s: %w", c, err))
 			}

@@ -48,7 +48,7 @@ func (w *world) death(t *testing.T, f Factory, when rules.WhenDown, signal sysca
 	if _, err := h.Apply(State(when)); err != nil {
 		return "", err
 	}
-	storm := newStorm(w.cells("kas"))
+	storm := newStorm(w.taken(f, "kas"))
 	d, err := w.strike(t, storm, h, f, when, signal)
 	all, stormErr := storm.end()
 	v := d.judge(all, when)

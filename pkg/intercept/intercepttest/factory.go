@@ -3,6 +3,7 @@ package intercepttest
 import (
 	"context"
 	"net"
+	"net/netip"
 	"os"
 	"testing"
 
@@ -23,13 +24,15 @@ type Factory struct {
 	// Cleanup removes everything of the mode's, of any generation.
 	Cleanup func(ctx context.Context) error
 	// Open opens the listeners of one target and enters their ports into d.
-	// nil means OpenListeners.
+	// Those that it returns are served; a mode with an accept loop of its own
+	// returns none and hands its connections to Converse. nil: OpenListeners.
 	Open func(s *rules.State, d *rules.Divert) ([]Listener, error)
 	// WhenDown are the settings that the mode has; nil means both.
 	WhenDown []rules.WhenDown
-	// OwnsAddresses: the mode puts the targets' addresses on the node itself,
-	// so that no socket of the node, marked or not, reaches the real ones.
-	OwnsAddresses bool
+	// Places are where clients connect to reach a target, by its name, one of
+	// each family, for a mode that diverts nothing: it has addresses of its own.
+	// The targets' addresses are then left alone. nil: the mode diverts.
+	Places map[string][]netip.AddrPort
 }
 
 // Listener is a listener of one target.

@@ -76,7 +76,9 @@ func (h *holding) do(q request) reply {
 		err = h.factory.Cleanup(ctx)
 	case "end":
 		h.answers.close()
-		err = removeNodeLocal(q.State.Node4, q.State.Node6)
+		if h.factory.Open == nil {
+			err = removeNodeLocal(q.State.Node4, q.State.Node6)
+		}
 	default:
 		err = errors.New("no such request: " + q.Op)
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -42,21 +40,6 @@ func OpenListeners(s *rules.State, d *rules.Divert) ([]Listener, error) {
 	return open, nil
 }
 
-// OpenAtEntries opens listeners at the very addresses of d's entries (single
-// ones), whether or not they are on the node yet: for modes that own the
-// targets' addresses.
-func OpenAtEntries(_ *rules.State, d *rules.Divert) ([]Listener, error) {
-	var open []Listener
-	for _, e := range d.Entries {
-		ln, err := listenOn(netip.AddrPortFrom(e.Prefix.Addr(), e.Port))
-		if err != nil {
-			return nil, errors.Join(err, closeAll(open))
-		}
-		open = append(open, Listener{ln, ""})
-	}
-	return open, nil
-}
-
 func closeAll(open []Listener) error {
 	var errs []error
 	for _, l := range open {
@@ -66,17 +49,7 @@ func closeAll(open []Listener) error {
 }
 
 func listenOn(addr netip.AddrPort) (net.Listener, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		var err error
-		control := raw.Control(func(fd uintptr) {
-			if addr.Addr().Is4() {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
-			} else {
-				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
-			}
-		})
-		return errors.Join(control, os.NewSyscallError("freebind", err))
-	}}
+	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
 	return lc.Listen(context.Background(), "tcp", addr.String())
 }

@@ -25,7 +25,8 @@ type Table struct {
 	cells map[string]map[netns.KubeProxy]string
 }
 
-func (t *Table) set(row string, col netns.KubeProxy, err error) {
+// set enters word, or FAIL for ever.
+func (t *Table) set(row string, col netns.KubeProxy, word string, err error) {
 	if t.cells == nil {
 		t.cells = map[string]map[netns.KubeProxy]string{}
 	}
@@ -37,7 +38,7 @@ func (t *Table) set(row string, col netns.KubeProxy, err error) {
 	case err != nil:
 		t.cells[row][col] = "FAIL"
 	case t.cells[row][col] == "":
-		t.cells[row][col] = "ok"
+		t.cells[row][col] = word
 	}
 }
 
@@ -137,31 +138,42 @@ func start(t *testing.T, w *world, f Factory) *Holder {
 
 // matrix runs one column and enters it into the table.
 func (w *world) matrix(t *testing.T, f Factory, table *Table) (errs []error) {
-	cells := w.cells("kas", "other")
-	check := func(what string, one func(cell) error) {
+	own, taken := w.cells("kas", "other"), w.taken(f, "kas", "other")
+	word := "ok"
+	if f.Places != nil {
+		word = "left alone" // which is what such a mode does to the targets' own addresses
+	}
+	check := func(what string, cells []cell, one func(cell) error) {
 		for _, c := range cells {
 			err := one(c)
-			table.set(c.String(), w.proxy, err)
+			if c.to.kind == "place" {
+				table.set(c.String(), w.proxy, "ok", err)
+			} else {
+				table.set(c.String(), w.proxy, word, err)
+			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %s %s: %w", what, c, c.to.addr, err))
 			}
 		}
 	}
-	check("before the mode is on", reachesKAS)
+	check("before the mode is on", own, reachesKAS)
 	h := start(t, w, f)
 	if r := h.Preflight(); r.Err != nil {
 		return append(errs, fmt.Errorf("preflight: %w (%s)", r.Err, r.Remedy))
 	}
-	check("after preflight", reachesKAS) // which changes nothing
+	check("after preflight", own, reachesKAS) // which changes nothing
 	if _, err := h.Apply(firstState(f)); err != nil {
 		return append(errs, err)
 	}
-	check("with the mode on", func(c cell) error { return diverted(c, f) })
-	errs = append(errs, w.bystanders(f)...)
+	check("with the mode on", taken, diverted)
+	if f.Places != nil {
+		check("with the mode on", own, reachesKAS)
+	}
+	errs = append(errs, w.bystanders()...)
 	if err := errors.Join(h.Close(), h.Cleanup()); err != nil {
 		return append(errs, err)
 	}
-	check("after cleanup", reachesKAS)
+	check("after cleanup", own, reachesKAS)
 	if err := h.End(); err != nil {
 		errs = append(errs, err)
 	}
@@ -199,15 +211,15 @@ func isDirect(c cell, a Answer) error {
 	return nil
 }
 
-func diverted(c cell, f Factory) error {
+func diverted(c cell) error {
 	a, local, err := ask(c.client, c.to.addr, false)
 	if err != nil {
 		return err
 	}
-	return isDiverted(c, f, a, local)
+	return isDiverted(c, a, local)
 }
 
-func isDiverted(c cell, f Factory, a Answer, local netip.AddrPort) error {
+func isDiverted(c cell, a Answer, local netip.AddrPort) error {
 	side := "host"
 	if c.pod {
 		side = "pods"
@@ -219,8 +231,6 @@ func isDiverted(c cell, f Factory, a Answer, local netip.AddrPort) error {
 		return fmt.Errorf("reached the %s listener, want that for %s", a.Side, side)
 	case a.ID == 0:
 		return errors.New("the connection has no id")
-	case f.OwnsAddresses && !c.pod:
-		return nil // kube-proxy masquerades what a node sends to itself
 	case a.Peer != local:
 		return fmt.Errorf("the listener sees %s, want the client's own %s", a.Peer, local)
 	}
@@ -229,17 +239,16 @@ func isDiverted(c cell, f Factory, a Answer, local netip.AddrPort) error {
 
 // bystanders are connections that no mode may touch: to another port of a
 // KAS, and (as a pod's own service has) to the captured port of a local address.
-func (w *world) bystanders(f Factory) (errs []error) {
+func (w *world) bystanders() (errs []error) {
 	self := netip.AddrPortFrom(w.Node.Addr4, endpointPort)
 	if err := w.answerAt(w.Node, self, "the node itself"); err != nil {
 		return []error{err}
 	}
 	for _, c := range w.cells("kas") {
-		try := map[netip.AddrPort]string{self: "the node itself"}
-		if !f.OwnsAddresses {
-			try[netip.AddrPortFrom(c.to.endpoint.Addr(), otherPort)] = direct
-		}
-		for to, want := range try {
+		for to, want := range map[netip.AddrPort]string{
+			self: "the node itself",
+			netip.AddrPortFrom(c.to.endpoint.Addr(), otherPort): direct,
+		} {
 			a, _, err := ask(c.client, to, false)
 			if err != nil || a.Who != want {
 				errs = append(errs, fmt.Errorf("bystander: %s to %s: reached %q, %v; want %s", c.label, to, a.Who, err, want))

@@ -82,6 +82,12 @@ func (a *answerer) converse(c net.Conn, who, side string) {
 		a.mu.Unlock()
 		c.Close()
 	}()
+	Converse(c, who, side)
+}
+
+// Converse answers every line that comes over c, until its end. It does not
+// close c.
+func Converse(c net.Conn, who, side string) {
 	answer := Answer{Who: who, Side: side, ID: lastID.Add(1), Peer: addrPort(c.RemoteAddr()), Local: addrPort(c.LocalAddr())}
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {

@@ -51,14 +51,14 @@ func referenceFactory(fault string) Factory {
 		},
 		Cleanup: func(context.Context) error {
 			if fault == leavesTable {
-				return nft("table inet ref\ndelete table inet ref\n")
+				return runNFT("table inet ref\ndelete table inet ref\n")
 			}
-			return nft("table inet ref\ndelete table inet ref\ntable inet refguard\ndelete table inet refguard\n")
+			return runNFT("table inet ref\ndelete table inet ref\ntable inet refguard\ndelete table inet refguard\n")
 		},
 	}
 }
 
-func nft(script string) error {
+func runNFT(script string) error {
 	cmd := exec.Command("nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -74,12 +74,12 @@ func (r *reference) Apply(_ context.Context, s rules.State) error {
 	defer r.mu.Unlock()
 	r.state = s
 	if r.fault == gap {
-		if err := nft("table inet ref\ndelete table inet ref\ntable inet refguard\ndelete table inet refguard\n"); err != nil {
+		if err := runNFT("table inet ref\ndelete table inet ref\ntable inet refguard\ndelete table inet refguard\n"); err != nil {
 			return err
 		}
 		time.Sleep(20 * time.Millisecond) // makes the gap wide enough to be met every time
 	}
-	if err := nft(r.tables() + r.elements()); err != nil {
+	if err := runNFT(r.tables() + r.elements()); err != nil {
 		return err
 	}
 	if r.stop == nil {
@@ -98,7 +98,7 @@ func (r *reference) beat() {
 			return
 		case <-tick.C:
 			r.mu.Lock()
-			_ = nft(r.elements())
+			_ = runNFT(r.elements())
 			r.mu.Unlock()
 		}
 	}
@@ -111,9 +111,9 @@ func (r *reference) Close() error {
 		r.stop = nil
 	}
 	if r.fault == stopsFlows {
-		return nft("table inet ref\ndelete table inet ref\ntable inet refguard {\nchain cut { type filter hook input priority 0; tcp dport 1024-65535 reject with tcp reset; }\n}\n")
+		return runNFT("table inet ref\ndelete table inet ref\ntable inet refguard {\nchain cut { type filter hook input priority 0; tcp dport 1024-65535 reject with tcp reset; }\n}\n")
 	}
-	return nft("table inet ref\ndelete table inet ref\nflush set inet refguard alive4\nflush set inet refguard alive6\n")
+	return runNFT("table inet ref\ndelete table inet ref\nflush set inet refguard alive4\nflush set inet refguard alive6\n")
 }
 
 // tables declares everything; declaring again what exists changes nothing, so

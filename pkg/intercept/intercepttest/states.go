@@ -46,7 +46,7 @@ func (w *world) refuseAndOpen(h *Holder, f Factory) error {
 	if _, err := h.Apply(firstState(f)); err != nil {
 		return err
 	}
-	s := newStorm(w.cells("kas", "other"))
+	s := newStorm(w.taken(f, "kas", "other"))
 	var at [5]time.Time // began and ended closing, began and ended opening
 	var err error
 	step := func(i int, state rules.State) {
@@ -67,7 +67,12 @@ func (w *world) refuseAndOpen(h *Holder, f Factory) error {
 	v := &verdicts{}
 	v.bounded(all)
 	v.only("open", finishedBefore(all, at[0]), time.Time{}, time.Time{}, toTarget)
-	v.only("being refused", all, time.Time{}, at[1], toTarget, refused)
+	closing := []outcome{toTarget, refused}
+	if f.Places != nil {
+		closing = append(closing, brokenOff) // whom a listener that closes had in its backlog
+	}
+	v.only("being refused", all, time.Time{}, at[1], closing...)
+	v.atMost(s.workers, all, brokenOff, at[0])
 	v.only("refused", finishedBefore(all, at[2]), at[1], at[2], refused)
 	v.only("being opened", all, at[2], at[3], toTarget, refused)
 	v.only("open again", all, at[3], time.Time{}, toTarget)
@@ -80,7 +85,7 @@ func (w *world) replace(h *Holder, f Factory) error {
 	if err != nil {
 		return err
 	}
-	storm := newStorm(w.cells("kas", "other"))
+	storm := newStorm(w.taken(f, "kas", "other"))
 	err = storm.proceed(time.Time{}, 10)
 	v := &verdicts{}
 	for i := 0; err == nil && i < 20 && len(v.errs) == 0; i++ {
@@ -130,8 +135,8 @@ func (w *world) existing(h *Holder, f Factory) error {
 			flow.End()
 		}
 	}()
-	connectAll := func() (err error) {
-		for _, c := range w.cells("kas") {
+	connectAll := func(cells []cell) (err error) {
+		for _, c := range cells {
 			if flows[c], err = Connect(c.client, c.to.addr, false, patience); err != nil {
 				delete(flows, c)
 				return fmt.Errorf("%s: %w", c, err)
@@ -158,21 +163,19 @@ func (w *world) existing(h *Holder, f Factory) error {
 		}
 		return errs
 	}
-	if err := connectAll(); err != nil {
+	if err := connectAll(w.cells("kas")); err != nil {
 		return err
 	}
 	errs := askAll("before", direct)
 	if _, err := h.Apply(firstState(f)); err != nil {
 		return err
 	}
-	if !f.OwnsAddresses { // taking an address away from the KAS ends what goes there
-		errs = append(errs, askAll("made before Apply", direct)...)
-	}
+	errs = append(errs, askAll("made before Apply", direct)...)
 	for _, flow := range flows {
 		flow.End()
 	}
 	clear(flows)
-	if err := connectAll(); err != nil {
+	if err := connectAll(w.taken(f, "kas")); err != nil {
 		return err
 	}
 	errs = append(errs, askAll("diverted", "kas")...)
@@ -182,13 +185,13 @@ func (w *world) existing(h *Holder, f Factory) error {
 }
 
 // RunOwnMark: sockets with the mark reach the KAS while everybody else's are
-// diverted, and while they are refused. It does not apply to modes that own
-// the targets' addresses.
+// diverted, and while they are refused. It does not apply to modes that
+// divert nothing.
 func RunOwnMark(t *testing.T, f Factory) {
 	t.Helper()
 	netns.Require(t)
-	if f.OwnsAddresses {
-		t.Fatalf("mode %s owns the targets' addresses: no mark leads past it", f.Name)
+	if f.Places != nil {
+		t.Fatalf("mode %s diverts nothing that a mark could exempt", f.Name)
 	}
 	for _, proxy := range netns.KubeProxies {
 		t.Run("kube-proxy="+string(proxy), func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	all := []Factory{referenceFactory("")}
+	all := []Factory{referenceFactory(""), listenFactory(), nftFactory}
 	for _, fault := range faults {
 		all = append(all, referenceFactory(fault))
 	}
@@ -138,9 +138,9 @@ func TestJudge(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	table := &Table{Mode: "x"}
-	table.set("row", netns.NoKubeProxy, nil)
-	table.set("row", netns.IptablesNFT, errors.New("no"))
-	table.set("row", netns.IptablesNFT, nil) // a later pass does not hide a failure
+	table.set("row", netns.NoKubeProxy, "ok", nil)
+	table.set("row", netns.IptablesNFT, "ok", errors.New("no"))
+	table.set("row", netns.IptablesNFT, "ok", nil) // a later pass does not hide a failure
 	want, err := os.ReadFile("testdata/table.txt")
 	if err != nil {
 		t.Fatal(err)

@@ -67,7 +67,7 @@ func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) 
 // destination is one address of a target.
 type destination struct {
 	target string
-	kind   string // "ClusterIP" or "endpoint"
+	kind   string // "ClusterIP", "endpoint" or, of a mode's own, "place"
 	v6     bool
 	addr   netip.AddrPort
 	// endpoint is where the KAS sees the connection when it is not diverted.
@@ -156,13 +156,35 @@ func (w *world) close() error {
 	return err
 }
 
-// cells are all rows for the given targets.
-func (w *world) cells(names ...string) (all []cell) {
-	for _, client := range []cell{
+// clients are cells without a destination.
+func (w *world) clients() []cell {
+	return []cell{
 		{client: w.Node, label: "host"},
 		{client: w.RoutedPods[0], label: "routed pod", pod: true},
 		{client: w.BridgedPods[0], label: "bridge pod", pod: true},
-	} {
+	}
+}
+
+// taken are all cells for the given targets whose connections mode f takes:
+// those of cells, or those of its own places.
+func (w *world) taken(f Factory, names ...string) (all []cell) {
+	if f.Places == nil {
+		return w.cells(names...)
+	}
+	for _, c := range w.clients() {
+		for _, n := range names {
+			for _, at := range f.Places[n] {
+				c.to = destination{target: n, kind: "place", v6: at.Addr().Is6(), addr: at}
+				all = append(all, c)
+			}
+		}
+	}
+	return all
+}
+
+// cells are all rows for the given targets' own addresses.
+func (w *world) cells(names ...string) (all []cell) {
+	for _, client := range w.clients() {
 		for _, t := range targets {
 			for i, v6 := range []bool{false, true} {
 				ep := netip.AddrPortFrom(t.address[i], endpointPort)
