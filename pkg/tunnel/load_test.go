@@ -52,7 +52,7 @@ func TestChurn_LeavesNothing(t *testing.T) {
 // visit is one connection of the churn.
 func (b *bench) visit(i int) {
 	client, local := tcpPair(b.t)
-	defer client.Close()
+	defer func() { _ = client.Close() }()
 	target := kas()
 	if i%5 == 4 {
 		target.Name = "refused"
@@ -95,7 +95,7 @@ func echo(t testing.TB) dial.Func {
 		}
 		near, far := tcpPair(t)
 		go func() {
-			defer far.Close()
+			defer func() { _ = far.Close() }()
 			_, _ = io.Copy(far, far)
 		}()
 		return dial.NewTCP(near), nil

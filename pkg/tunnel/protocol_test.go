@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
 	"encoding/hex"
 	"io"
@@ -13,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/net/http2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kasway/kasway/pkg/tunnel/tunnelpb"
@@ -104,10 +104,11 @@ func TestProtocol_SecondImplementation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h2, err := new(http2.Transport).NewClientConn(conn)
-	if err != nil {
-		t.Fatal(err)
+	h2 := &http.Transport{
+		ForceAttemptHTTP2: true,
+		DialTLSContext:    func(context.Context, string, string) (net.Conn, error) { return conn, nil },
 	}
+	defer h2.CloseIdleConnections()
 	call := func(method string, header http.Header) (*io.PipeWriter, *http.Response) {
 		t.Helper()
 		body, write := io.Pipe()
@@ -136,7 +137,7 @@ func TestProtocol_SecondImplementation(t *testing.T) {
 	}
 
 	control, answer := call("Control", http.Header{})
-	defer control.Close()
+	defer func() { _ = control.Close() }()
 	expect(answer.Body, "server-hello")
 	expect(answer.Body, "server-upstreams")
 

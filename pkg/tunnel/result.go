@@ -53,7 +53,7 @@ func toStatus(err error) error {
 	for _, r := range results {
 		if errors.Is(err, r.sentinel) {
 			text := err.Error()
-			if r.sentinel == dial.ErrDenied {
+			if r.reason == tunnelpb.ReasonDenied {
 				text = r.sentinel.Error()
 			}
 			return withReason(r.code, r.reason, text)

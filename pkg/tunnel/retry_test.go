@@ -60,7 +60,7 @@ func sendWithRetryPolicy(t *testing.T, opts ...grpc.DialOption) (streams, arrive
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cc.Close()
+	defer func() { _ = cc.Close() }()
 	r.BuildCallback = func(_ resolver.Target, conn resolver.ClientConn, _ resolver.BuildOptions) {
 		_ = conn.UpdateState(resolver.State{
 			Addresses:     []resolver.Address{{Addr: lis.Addr().String()}},

@@ -32,11 +32,11 @@ func TestResult_RoundTrip(t *testing.T) {
 		}
 		back := fromStatus(st)
 		for _, other := range results {
-			if errors.Is(back, other.sentinel) != (other.sentinel == r.sentinel) {
+			if errors.Is(back, other.sentinel) != (other.reason == r.reason) {
 				t.Errorf("%s came out as %v", r.reason, back)
 			}
 		}
-		if r.sentinel != dial.ErrDenied && !strings.Contains(back.Error(), "10.0.0.1:6443") {
+		if r.reason != tunnelpb.ReasonDenied && !strings.Contains(back.Error(), "10.0.0.1:6443") {
 			t.Errorf("%s: the text is lost: %v", r.reason, back)
 		}
 	}
