@@ -21,7 +21,7 @@ func BenchmarkUnmatchedConnect(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer lab.Close()
+			defer func() { _ = lab.Close() }()
 			node, err := lab.Host("node")
 			if err != nil {
 				b.Fatal(err)
@@ -32,7 +32,7 @@ func BenchmarkUnmatchedConnect(b *testing.B) {
 			}
 			s := (&world{ports: rules.Ports{Host4: 1, Host6: 2, Pod4: 3, Pod6: 4}}).state(nil)
 			m := New(Config{})
-			defer m.Close()
+			defer func() { _ = m.Close() }()
 			if err := node.Do(func() error {
 				if installed {
 					if err := m.Apply(context.Background(), s); err != nil {
@@ -47,7 +47,7 @@ func BenchmarkUnmatchedConnect(b *testing.B) {
 						return err
 					}
 					_ = unix.Connect(fd, to)
-					unix.Close(fd)
+					_ = unix.Close(fd)
 				}
 				return nil
 			}); err != nil {

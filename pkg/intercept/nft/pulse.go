@@ -27,7 +27,7 @@ func openPulse(to netip.AddrPort, mark uint32) (*pulse, error) {
 		return nil, fmt.Errorf("heartbeat: %w", os.NewSyscallError("socket", err))
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd) // never used
 		return nil, fmt.Errorf("heartbeat: setting the mark of our sockets: %w", os.NewSyscallError("setsockopt", err))
 	}
 	return &pulse{fd: fd, to: &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}}, nil

@@ -123,7 +123,7 @@ func TestFlushRulesetByAnother(t *testing.T) {
 	metrics := NewMetrics(nil)
 	m := New(Config{Metrics: metrics})
 	w.reapply(m, w.state(nil))
-	defer m.Close()
+	defer func() { _ = m.Close() }()
 	if _, err := w.Node.Run("nft", "flush", "ruleset"); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestPrintedIsWhatIsInstalled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer lab.Close()
+			defer func() { _ = lab.Close() }()
 			w := &world{t: t, ports: base}
 			s := w.state(change)
 			hosts := map[string]*netns.Host{}
@@ -213,7 +213,7 @@ func TestPrintedIsWhatIsInstalled(t *testing.T) {
 				t.Fatal(err)
 			}
 			m := New(Config{})
-			defer m.Close()
+			defer func() { _ = m.Close() }()
 			for range 2 { // made, and replaced
 				if err := hosts["installed"].Do(func() error { return m.Apply(context.Background(), s) }); err != nil {
 					t.Fatal(err)

@@ -28,7 +28,7 @@ func openSocket() (*socket, error) {
 		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", os.NewSyscallError("socket", err))
 	}
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		unix.Close(fd)
+		_ = unix.Close(fd) // never used
 		return nil, fmt.Errorf("opening a netlink socket to nf_tables: %w", os.NewSyscallError("bind", err))
 	}
 	return &socket{fd: endsFirst(fd)}, nil
