@@ -14,7 +14,8 @@ import (
 )
 
 // layerOf makes a layer of the files below root: sorted, owned by root, without
-// times, so that it does not depend on when and where it was made.
+// times and with plain permissions, so that it does not depend on when and where
+// it was made, and nothing in it gives anybody another's rights.
 func layerOf(root string) (v1.Layer, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -53,9 +54,14 @@ func add(w *tar.Writer, root, path string, d fs.DirEntry) error {
 	if h.Name, err = filepath.Rel(root, path); err != nil {
 		return err
 	}
-	if d.IsDir() {
+	switch {
+	case d.IsDir():
 		h.Name += "/"
 		h.Mode = 0o755
+	case h.Mode&0o100 != 0:
+		h.Mode = 0o755
+	default:
+		h.Mode = 0o644
 	}
 	h.Uid, h.Gid, h.Uname, h.Gname = 0, 0, "", ""
 	h.ModTime, h.AccessTime, h.ChangeTime = time.Unix(0, 0), time.Time{}, time.Time{}

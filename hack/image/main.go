@@ -3,7 +3,8 @@
 // load` and skopeo take it. Same sources and packages, same bytes.
 //
 // The agent's second layer holds iptables with its libraries, unpacked from the
-// Debian packages, for mode iptables; the other modes need no program.
+// Debian packages, for mode iptables; the other modes need no program. The
+// packages come by apt-get, so it takes a Debian machine to make that layer.
 package main
 
 import (
@@ -17,24 +18,30 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
+
+// options say what is made.
+type options struct {
+	version, out string
+	archs, names []string // architectures and binaries
+}
 
 func main() {
 	version := flag.String("version", "latest", "version put into binaries and tags")
 	out := flag.String("o", "out", "folder for the archives")
 	archs := flag.String("arch", "amd64,arm64", "architectures, separated by commas")
+	names := flag.String("binary", "kasway-agent,kasway-server", "binaries, separated by commas")
 	flag.Parse()
-	if err := run(context.Background(), *out, *version, strings.Split(*archs, ",")); err != nil {
+	o := options{version: *version, out: *out, archs: strings.Split(*archs, ","), names: strings.Split(*names, ",")}
+	if err := run(context.Background(), o); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, out, version string, archs []string) error {
-	if err := os.MkdirAll(out, 0o755); err != nil {
+func run(ctx context.Context, o options) error {
+	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
 	work, err := os.MkdirTemp("", "kasway-image-")
@@ -42,14 +49,14 @@ func run(ctx context.Context, out, version string, archs []string) error {
 		return err
 	}
 	defer os.RemoveAll(work)
-	for _, arch := range archs {
-		for _, binary := range []string{"kasway-agent", "kasway-server"} {
-			path := filepath.Join(out, binary+"_"+arch+".tar")
-			size, err := build(ctx, work, path, binary, arch, version)
+	for _, arch := range o.archs {
+		for _, binary := range o.names {
+			path := filepath.Join(o.out, binary+"_"+arch+".tar")
+			size, err := build(ctx, filepath.Join(work, binary+"-"+arch), path, binary, arch, o.version)
 			if err != nil {
 				return fmt.Errorf("%s for %s: %w", binary, arch, err)
 			}
-			fmt.Printf("%-32s %5.1f MB  %s:%s\n", path, float64(size)/1e6, binary, tag(version))
+			fmt.Printf("%-32s %5.1f MB  %s\n", path, float64(size)/1e6, strings.Join(tags(binary, o.version), " "))
 		}
 	}
 	return nil
@@ -57,27 +64,39 @@ func run(ctx context.Context, out, version string, archs []string) error {
 
 // build writes one archive and returns its size.
 func build(ctx context.Context, work, path, binary, arch, version string) (int64, error) {
-	root := filepath.Join(work, binary+"-"+arch)
+	root := filepath.Join(work, "binary")
 	if err := compile(ctx, filepath.Join(root, binary), binary, arch, version); err != nil {
+		return 0, err
+	}
+	if err := licences(ctx, root, binary, arch); err != nil {
 		return 0, err
 	}
 	roots := []string{root}
 	if binary == "kasway-agent" {
-		tools := filepath.Join(work, "iptables-"+arch)
+		tools := filepath.Join(work, "iptables")
 		if err := unpackIPTables(ctx, tools, arch); err != nil {
 			return 0, err
 		}
 		roots = append(roots, tools)
 	}
+	for _, r := range roots {
+		if err := sameMachine(r, arch); err != nil {
+			return 0, err
+		}
+	}
 	img, err := assemble(roots, binary, arch)
 	if err != nil {
 		return 0, err
 	}
-	ref, err := name.NewTag(binary+":"+tag(version), name.WithDefaultRegistry(""))
-	if err != nil {
-		return 0, err
+	images := map[name.Tag]v1.Image{}
+	for _, t := range tags(binary, version) {
+		ref, err := name.NewTag(t, name.WithDefaultRegistry(""))
+		if err != nil {
+			return 0, err
+		}
+		images[ref] = img
 	}
-	if err := tarball.WriteToFile(path, ref, img); err != nil {
+	if err := tarball.MultiWriteToFile(path, images); err != nil {
 		return 0, err
 	}
 	info, err := os.Stat(path)
@@ -87,45 +106,28 @@ func build(ctx context.Context, work, path, binary, arch, version string) (int64
 	return info.Size(), nil
 }
 
-// tag is the version as an image tag may be written.
-func tag(version string) string { return strings.ReplaceAll(version, "+", "_") }
+// tags are the names in the archive: the version, written as a tag may be, and
+// the one that the manifests under deploy/ have.
+func tags(binary, version string) []string {
+	all := []string{binary + ":latest"}
+	if t := strings.ReplaceAll(version, "+", "_"); t != "latest" {
+		all = append(all, binary+":"+t)
+	}
+	return all
+}
+
+// source is the package that a binary is built from.
+func source(binary string) string { return "./cmd/" + strings.TrimPrefix(binary, "kasway-") }
 
 func compile(ctx context.Context, dst, binary, arch, version string) error {
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath",
 		"-ldflags", "-s -w -X github.com/kasway/kasway/pkg/observe.Version="+version,
-		"-o", dst, "./cmd/"+strings.TrimPrefix(binary, "kasway-"))
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+		"-o", dst, source(binary))
+	cmd.Env = environment(arch)
 	cmd.Stderr = os.Stderr
 	return cmd.Run()
 }
 
-// assemble makes an image with one layer per root.
-func assemble(roots []string, binary, arch string) (v1.Image, error) {
-	img := empty.Image
-	for _, root := range roots {
-		layer, err := layerOf(root)
-		if err != nil {
-			return nil, err
-		}
-		if img, err = mutate.AppendLayers(img, layer); err != nil {
-			return nil, err
-		}
-	}
-	file, err := img.ConfigFile()
-	if err != nil {
-		return nil, err
-	}
-	file = file.DeepCopy()
-	file.OS, file.Architecture = "linux", arch
-	file.Config = v1.Config{
-		Entrypoint: []string{"/" + binary},
-		Cmd:        []string{"run"},
-		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		Labels: map[string]string{
-			"org.opencontainers.image.title":    binary,
-			"org.opencontainers.image.licenses": "Apache-2.0",
-			"org.opencontainers.image.source":   "https://github.com/kasway/kasway",
-		},
-	}
-	return mutate.ConfigFile(img, file)
+func environment(arch string) []string {
+	return append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 }
