@@ -9,6 +9,7 @@ import (
 	"github.com/kasway/kasway/cmd/internal/cli"
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/observe"
 )
 
 func cleanupCommand() *cobra.Command {
@@ -19,12 +20,13 @@ func cleanupCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything an agent has ever installed on this node",
-		Long: `Removes rules, sets, addresses and state of every generation and mode, and with
-them the guard that refuses connects while no agent lives. It needs neither a
-configuration nor the tunnel, and may be run any number of times.`,
+		Long: `Removes rules, sets, addresses, state and the admin socket, of every generation
+and mode, and with them the guard that refuses connects while no agent lives. It
+needs neither a configuration nor the tunnel, and may be run any number of times.`,
 		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if !force && answers(socket) {
+			running := answers(socket)
+			if running && !force {
 				return fmt.Errorf("an agent is running here (%s answers): stop it first, or say --force", socket)
 			}
 			var errs []error
@@ -35,6 +37,11 @@ configuration nor the tunnel, and may be run any number of times.`,
 			}
 			if err := intercept.CleanupAddresses(stateDir); err != nil {
 				errs = append(errs, err)
+			}
+			if !running {
+				if err := observe.RemoveStaleSocket(socket); err != nil {
+					errs = append(errs, err)
+				}
 			}
 			if err := errors.Join(errs...); err != nil {
 				return err

@@ -49,7 +49,7 @@ func ListenSocket(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("socket %s: making its directory: %w", path, err)
 	}
-	if err := removeStale(path); err != nil {
+	if err := RemoveStaleSocket(path); err != nil {
 		return nil, err
 	}
 	// Linux gives a bound socket the mode that its descriptor has, less the
@@ -68,8 +68,10 @@ func ListenSocket(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// removeStale removes a socket that nobody listens on.
-func removeStale(path string) error {
+// RemoveStaleSocket removes a socket that a dead process left at path; that
+// there is none is no error. Anything else at path, a socket that still answers
+// among it, is an error and stays as it is.
+func RemoveStaleSocket(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -178,7 +178,13 @@ func TestSocketOfADeadProcessIsReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := RemoveStaleSocket(path); err == nil {
+		t.Error("a socket that answers is removed")
+	}
 	_ = l.Close()
+	if err := RemoveStaleSocket(path); err != nil {
+		t.Errorf("none is there: %v", err)
+	}
 }
 
 func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
