@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/server"
 	"github.com/kasway/kasway/pkg/tunnel"
@@ -26,6 +27,7 @@ func wire(cfg config.Server, log logrus.FieldLogger) (server.Options, error) {
 		Resolver: net.DefaultResolver,
 		Log:      log,
 		Registry: reg,
+		Explain:  intercept.ExplainListen,
 		NewTunnel: func(c server.Carry) server.Tunnel {
 			return tunnel.NewServer(tunnel.ServerConfig{
 				TLS: c.TLS,

@@ -56,6 +56,9 @@ type Options struct {
 	Resolver access.Resolver
 	Log      logrus.FieldLogger
 	Registry *prometheus.Registry
+	// Explain says more about why a port could not be listened on, such as who
+	// has it, and keeps what the error is; nil: nothing more is said.
+	Explain func(error) error
 	// Listening, if not nil, is told the agents' and the operators' address
 	// (nil: none) once both are served.
 	Listening func(agents, operators net.Addr)

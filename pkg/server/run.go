@@ -96,11 +96,11 @@ func (s *server) ready() error {
 
 // listen opens every listener.
 func (s *server) listen(o Options) (err error) {
-	if s.agents, err = listenTCP(o.Config.Listen.Agents, "agents' port", "--listen"); err != nil {
+	if s.agents, err = o.listenTCP(o.Config.Listen.Agents, "agents' port", "--listen"); err != nil {
 		return err
 	}
 	if a := o.Config.Observe.Address; a != "" {
-		if s.operators, err = listenTCP(a, "operators' port", "--observe-address"); err != nil {
+		if s.operators, err = o.listenTCP(a, "operators' port", "--observe-address"); err != nil {
 			return err
 		}
 	}
@@ -113,13 +113,16 @@ func (s *server) listen(o Options) (err error) {
 }
 
 // listenTCP is plain TCP: MPTCP, Go's default, only costs where no peer uses it.
-func listenTCP(address, what, flag string) (net.Listener, error) {
+func (o *Options) listenTCP(address, what, flag string) (net.Listener, error) {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
 	l, err := config.Listen(context.Background(), "tcp", address)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %w: another process has it; choose another with %s", what, err, flag)
+		if o.Explain != nil {
+			err = o.Explain(err)
+		}
+		return nil, fmt.Errorf("%s: %w; choose another with %s", what, err, flag)
 	case errors.Is(err, syscall.EACCES):
 		return nil, fmt.Errorf("%s: %w: ports below 1024 need CAP_NET_BIND_SERVICE; choose another with %s", what, err, flag)
 	case err != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -166,9 +167,10 @@ func TestCase_B84_PortTaken(t *testing.T) {
 		fds := countFDs(t)
 		f := newFake()
 		o, _ := options(t, f, config.Server{Identity: id})
+		o.Explain = func(err error) error { return fmt.Errorf("in use by its owner: %w", err) }
 		change(&o.Config)
 		err := Run(t.Context(), o)
-		if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), taken.Addr().String()) || !strings.Contains(err.Error(), flag) {
+		if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), taken.Addr().String()) || !strings.Contains(err.Error(), flag) || !strings.Contains(err.Error(), "its owner") {
 			t.Errorf("%s: %v", flag, err)
 		}
 		if n := countFDs(t); n > fds {
