@@ -151,6 +151,20 @@ func Dropped(ctx context.Context) (d Drops, err error) {
 	return d, nil
 }
 
+// RefuseUpstream takes the KAS from Kasway's server: connections that it has are
+// reset and new ones refused. Its other clients use another address of it.
+func (b *Bed) RefuseUpstream(ctx context.Context) error {
+	return nft(ctx, `table inet refused {
+		chain output {
+			type filter hook output priority -10; policy accept
+			oifname "lo" ip daddr `+cp4+` tcp dport `+kasPort+` reject with tcp reset
+		}
+	}`)
+}
+
+// AdmitUpstream undoes RefuseUpstream.
+func (b *Bed) AdmitUpstream(ctx context.Context) error { return nft(ctx, "delete table inet refused") }
+
 // nft gives its commands to nft in the control plane.
 func nft(ctx context.Context, commands string) error {
 	argv := place{netns: nsCP}.argv([]string{"nft", "-f", "-"})

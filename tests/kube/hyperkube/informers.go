@@ -65,6 +65,7 @@ func informers(args []string) error {
 		return err
 	}
 	cfg.QPS, cfg.Burst, cfg.UserAgent = 1000, 1000, "informers"
+	cfg.ContentType = "application/vnd.kubernetes.protobuf" // as Kubernetes' own components
 	cfg.Dial = dial
 	client, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
