@@ -29,9 +29,14 @@ const stopGrace = time.Second
 // retryApply is when a change that could not be applied is tried again.
 const retryApply = time.Second
 
+// firstNames is what the first look at the targets' names may take. The guard
+// of the agent before refuses what they led to; ours does so only if we know it
+// too, but a node whose DNS is not there yet must not wait for it.
+const firstNames = time.Second
+
 // Links is the way to the servers, as far as the agent looks at it.
 type Links interface {
-	// Run keeps the links until ctx ends.
+	// Run keeps the links until ctx ends; an error before ends the agent.
 	Run(ctx context.Context) error
 	// Carries reports whether a target can be reached at this moment.
 	Carries(target string) bool
@@ -62,8 +67,10 @@ type Config struct {
 	Links Links
 	Own   *intercept.OwnSockets
 	// AskUID looks up the user of host clients; only rules about uids need it.
-	AskUID   bool
-	Modes    Modes
+	AskUID bool
+	Modes  Modes
+	// Lookup resolves the targets' host names; nil: as the node does.
+	Lookup   rules.Lookup
 	Registry *prometheus.Registry
 	Log      logrus.FieldLogger
 }
@@ -114,13 +121,21 @@ func Run(ctx context.Context, cfg Config) error {
 		cancel()
 		return errors.Join(err, g.Wait())
 	}
-	g.Go(func() error { a.resolver.Run(gctx); return nil })
 	// Links outlive ctx: what was taken is carried while the agent stops.
 	linkCtx, stopLinks := context.WithCancel(context.WithoutCancel(ctx))
 	linksDone := make(chan error, 1)
-	go func() { linksDone <- cfg.Links.Run(linkCtx) }()
-
-	g.Go(func() error { return a.divert(gctx) })
+	go func() {
+		err := cfg.Links.Run(linkCtx)
+		if err != nil {
+			cancel() // nothing can be carried any more
+		}
+		linksDone <- err
+	}()
+	g.Go(func() error {
+		a.lookUp(gctx)
+		g.Go(func() error { a.resolver.Run(gctx); return nil })
+		return a.divert(gctx)
+	})
 	err = g.Wait()
 	stopLinks()
 	return errors.Join(err, <-linksDone)
@@ -165,7 +180,7 @@ func (a *Agent) build() (closers []func(), err error) {
 		Addresses: a.placed.listen, Fixed: a.placed.fixed, Server: a.server,
 	})
 	a.resolver = rules.NewResolver(rules.ResolverConfig{
-		Targets: a.placed.diverted(c.Targets), Interval: c.Intercept.ResolveInterval,
+		Targets: a.placed.diverted(c.Targets), Interval: c.Intercept.ResolveInterval, Lookup: a.cfg.Lookup,
 		Changed: func() {
 			select {
 			case a.resolved <- struct{}{}:
@@ -187,7 +202,7 @@ func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
 	if o.Address != "" {
 		l, err := net.Listen("tcp", o.Address)
 		if err != nil {
-			return fmt.Errorf("operator port: %w (observe.address, --observe-address)", err)
+			return fmt.Errorf("operator port: %w; choose another with observe.address (--observe-address)", intercept.ExplainListen(err))
 		}
 		g.Go(func() error {
 			return observe.Serve(ctx, l, observe.OperatorHandler(a.ready, a.cfg.Registry))
@@ -196,7 +211,7 @@ func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
 	if o.AdminSocket != "" {
 		l, err := observe.ListenSocket(o.AdminSocket)
 		if err != nil {
-			return fmt.Errorf("admin %w (observe.adminSocket, --admin-socket)", err)
+			return fmt.Errorf("admin %w; choose another with observe.adminSocket (--admin-socket)", err)
 		}
 		g.Go(func() error {
 			return observe.Serve(ctx, l, observe.AdminHandler(a.ready, func() any { return a.Status() }))
@@ -205,10 +220,22 @@ func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
+// lookUp resolves the targets' names for the first time.
+func (a *Agent) lookUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstNames)
+	defer cancel()
+	a.resolver.Resolve(ctx)
+}
+
 // divert opens the listeners, chooses the mode, and keeps what is installed in
 // step with the world until ctx ends; then it undoes all that in reverse.
 func (a *Agent) divert(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, a.shutdown(ctx)) }()
+	defer func() {
+		if ctx.Err() != nil {
+			err = nil // what being told to stop has broken off has not failed
+		}
+		err = errors.Join(err, a.shutdown(ctx))
+	}()
 	if err := a.addresses.Ensure(a.placed.addresses...); err != nil {
 		return err
 	}
@@ -223,7 +250,6 @@ func (a *Agent) divert(ctx context.Context) (err error) {
 		Log: a.log, Metrics: a.view.metrics,
 	})
 	if err != nil {
-		a.view.setChoice(choice, state)
 		return err
 	}
 	a.choice = choice
@@ -233,10 +259,15 @@ func (a *Agent) divert(ctx context.Context) (err error) {
 	return a.follow(ctx, changed, state)
 }
 
-// follow applies every change.
+// follow applies every change. After a failure nobody knows what is installed,
+// so the wanted state is applied even if it is the former one again.
 func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rules.State) error {
-	var retry <-chan time.Time
+	var failing error
 	for {
+		var retry <-chan time.Time
+		if failing != nil {
+			retry = time.After(retryApply)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -245,38 +276,65 @@ func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rul
 		case <-retry:
 		}
 		// A new channel first, so that no change is missed.
-		changed, retry = a.cfg.Links.Changed(), nil
+		changed = a.cfg.Links.Changed()
 		state := a.state()
 		a.open(state)
-		if sameState(state, applied) {
+		if failing == nil && sameState(state, applied) {
 			continue
 		}
-		if err := a.choice.Mode.Apply(ctx, state); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
-			a.metrics.applyFailed.Inc()
-			a.log.WithError(err).Error("what is diverted could not be changed: the former rules stay, trying again")
-			retry = time.After(retryApply)
-			continue
+		err := a.choice.Mode.Apply(ctx, state)
+		if ctx.Err() != nil {
+			return nil
 		}
-		applied = state
-		a.view.setState(state)
-		a.log.WithField("entries", entries(state)).Info("what is diverted has changed")
+		a.report(state, err, failing)
+		if failing = err; err == nil {
+			applied = state
+		}
 	}
+}
+
+// report tells of a change that was applied, or not; it was is what the attempt
+// before has met.
+func (a *Agent) report(s rules.State, err, was error) {
+	if err == nil {
+		a.view.setState(s)
+		a.log.WithField("entries", entries(s)).Info("what is diverted has changed")
+		return
+	}
+	a.view.setFailed(err)
+	a.metrics.applyFailed.Inc()
+	log := a.log.WithError(err)
+	if was != nil {
+		log.Debug("what is diverted still cannot be changed")
+		return
+	}
+	log.Error("what is diverted could not be changed: the former rules stay, trying again every second")
 }
 
 // shutdown undoes divert. The guard of a dead agent stays in force.
 func (a *Agent) shutdown(ctx context.Context) error {
 	var err error
 	if a.choice.Mode != nil {
-		err = a.choice.Mode.Close()
+		if err = a.choice.Mode.Close(); err == nil {
+			a.log.WithField(observe.FieldMode, a.choice.Name).Info(afterwards(a.cfg.Agent.Intercept.WhenDown))
+		}
 	}
 	a.listeners.Close()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
 	defer cancel()
-	if serr := a.server.Shutdown(ctx); serr != nil && !errors.Is(serr, context.DeadlineExceeded) {
+	switch serr := a.server.Shutdown(ctx); {
+	case errors.Is(serr, context.DeadlineExceeded):
+		a.log.Info("connections that had not ended were reset")
+	case serr != nil:
 		err = errors.Join(err, serr)
 	}
 	return err
+}
+
+// afterwards says what clients meet when the agent has stopped.
+func afterwards(w rules.WhenDown) string {
+	if w == rules.Direct {
+		return "no longer diverting: connects pass untouched"
+	}
+	return "no longer diverting: connects are refused until an agent runs again, or after kasway-agent cleanup pass untouched"
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 
@@ -50,4 +51,18 @@ func DryRun(ctx context.Context, c config.Agent, log logrus.FieldLogger) (rules.
 		s.Diverts = append(s.Diverts, rules.Divert{Name: t.Name, Entries: r.Entries(t.Name), Ports: ports})
 	}
 	return s, nil
+}
+
+// NodeAddresses are those that an agent of this configuration would put on lo,
+// but for the IPv6 address that it would choose itself.
+func NodeAddresses(c config.Intercept) ([]intercept.NodeAddress, error) {
+	chosen := c.NodeIPv6 == ""
+	if chosen {
+		c.NodeIPv6 = dryRunNode6.String()
+	}
+	p, err := place(c, nil)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(p.addresses, func(a intercept.NodeAddress) bool { return chosen && a.Addr == dryRunNode6 }), nil
 }

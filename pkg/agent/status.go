@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -47,7 +48,11 @@ type TargetStatus struct {
 	Addresses []string `json:"addresses"`
 }
 
-// LinkStatus is one link to a server.
+// LinkUp is the State of a link that carries.
+const LinkUp = "up"
+
+// LinkStatus is one link to a server; its State is a word for people, of which
+// only LinkUp has a meaning here.
 type LinkStatus struct {
 	Server    string          `json:"server"`
 	State     string          `json:"state"`
@@ -67,6 +72,7 @@ type view struct {
 	mu     sync.Mutex
 	choice intercept.Choice
 	state  rules.State
+	failed error // why what is wanted now is not installed
 }
 
 func (v *view) setChoice(c intercept.Choice, s rules.State) {
@@ -78,20 +84,31 @@ func (v *view) setChoice(c intercept.Choice, s rules.State) {
 func (v *view) setState(s rules.State) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.state = s
+	v.state, v.failed = s, nil
 }
 
-func (v *view) get() (intercept.Choice, rules.State) {
+func (v *view) setFailed(err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.choice, v.state
+	v.failed = err
+}
+
+func (v *view) get() (intercept.Choice, rules.State, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.choice, v.state, v.failed
 }
 
 // ready is nil when connections of every target are diverted and carried.
 func (a *Agent) ready() error {
-	choice, _ := a.view.get()
-	if choice.Mode == nil {
+	choice, state, failed := a.view.get()
+	switch unresolved := a.unresolved(state); {
+	case choice.Mode == nil:
 		return errors.New("nothing is diverted yet")
+	case failed != nil:
+		return fmt.Errorf("the last change of what is diverted could not be installed: %w", failed)
+	case len(unresolved) > 0:
+		return fmt.Errorf("nothing is diverted for %s: none of its names has an address yet", strings.Join(unresolved, ", "))
 	}
 	var held []string
 	for _, t := range a.cfg.Agent.Targets {
@@ -102,20 +119,26 @@ func (a *Agent) ready() error {
 	if len(held) == 0 {
 		return nil
 	}
-	why := "its server reports the upstreams as down"
-	up := false
-	for _, l := range a.cfg.Links.Status() {
-		up = up || l.State == "up"
-	}
-	if !up {
-		why = "no link to a server is up"
+	why := "no link to a server is up"
+	if slices.ContainsFunc(a.cfg.Links.Status(), func(l LinkStatus) bool { return l.State == LinkUp }) {
+		why = "the servers report the upstreams as down"
 	}
 	return fmt.Errorf("no way to %s: %s", strings.Join(held, ", "), why)
 }
 
+// unresolved are the targets of which no address is known.
+func (a *Agent) unresolved(s rules.State) (names []string) {
+	for _, d := range s.Diverts {
+		if !a.placed.fixed && len(d.Entries) == 0 && d.Name != intercept.SelfTestName {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
 // Status may be called from any goroutine.
 func (a *Agent) Status() Status {
-	choice, state := a.view.get()
+	choice, state, _ := a.view.get()
 	s := Status{
 		Version: observe.Version, Generation: a.cfg.Generation, Started: a.start,
 		Mode: choice.Name, WhenDown: string(a.cfg.Agent.Intercept.WhenDown), Links: a.cfg.Links.Status(),
@@ -156,7 +179,7 @@ type metrics struct{ applyFailed prometheus.Counter }
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{applyFailed: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "kasway_agent_apply_failures_total",
-		Help: "Changes of what is diverted that could not be installed at the first try.",
+		Help: "Attempts to change what is diverted that failed; each is repeated after a second.",
 	})}
 	if reg != nil {
 		reg.MustRegister(m.applyFailed)

@@ -5,8 +5,8 @@ import "net/netip"
 // Entry is one thing that is diverted: TCP to Port on any address of Prefix
 // (a single address is a /32 or /128). Always masked; IPv4 is never v4-mapped.
 type Entry struct {
-	Prefix netip.Prefix
-	Port   uint16
+	Prefix netip.Prefix `json:"prefix"`
+	Port   uint16       `json:"port"`
 }
 
 // WhenDown is what clients meet while no agent is alive.
@@ -19,21 +19,29 @@ const (
 )
 
 // Clients says whose connections are diverted.
-type Clients struct{ Host, Pods bool }
+type Clients struct {
+	Host bool `json:"host"`
+	Pods bool `json:"pods"`
+}
 
 // Ports are the local ports of one target's listeners; 0 where there is none.
 // Host listeners are on 127.0.0.1 and ::1, pod listeners on the node-local
 // addresses of State.
-type Ports struct{ Host4, Host6, Pod4, Pod6 uint16 }
+type Ports struct {
+	Host4 uint16 `json:"host4"`
+	Host6 uint16 `json:"host6"`
+	Pod4  uint16 `json:"pod4"`
+	Pod6  uint16 `json:"pod6"`
+}
 
 // Divert is one target's part of State.
 type Divert struct {
 	// Name is the target's name.
-	Name    string
-	Entries []Entry
-	Ports   Ports
+	Name    string  `json:"name"`
+	Entries []Entry `json:"entries"`
+	Ports   Ports   `json:"ports"`
 	// Refused: connects are answered ECONNREFUSED instead of being diverted.
-	Refused bool
+	Refused bool `json:"refused"`
 }
 
 // State is everything a mode installs, whole: applying a State replaces the
@@ -41,15 +49,17 @@ type Divert struct {
 type State struct {
 	// Generation tells the kernel objects of this agent process from those of
 	// another (1–15 of [a-z0-9]).
-	Generation string
-	Clients    Clients
-	WhenDown   WhenDown
+	Generation string   `json:"generation"`
+	Clients    Clients  `json:"clients"`
+	WhenDown   WhenDown `json:"whenDown"`
 	// Mark and MarkMask exempt our own sockets.
-	Mark, MarkMask uint32
+	Mark     uint32 `json:"mark"`
+	MarkMask uint32 `json:"markMask"`
 	// Node4 and Node6 are the node-local addresses pods are diverted to.
-	Node4, Node6 netip.Addr
+	Node4 netip.Addr `json:"node4"`
+	Node6 netip.Addr `json:"node6"`
 	// Diverts in the order of the configuration: the first that matches wins.
-	Diverts []Divert
+	Diverts []Divert `json:"diverts"`
 }
 
 // Match is the reference for every mode: which target a connect to dst means.
