@@ -40,7 +40,7 @@ func (m *Mode) beginKeeping() error {
 		defer close(done)
 		defer here.Close()
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := netns.Set(here); err != nil {
+		if err := enter(here); err != nil {
 			m.cfg.Log.WithError(err).Error("iptables: the rules are not looked after")
 			return
 		}
@@ -48,6 +48,20 @@ func (m *Mode) beginKeeping() error {
 	}()
 	m.stop = append(m.stop, func() { cancel(); <-done })
 	return nil
+}
+
+// enter moves the calling thread into ns. In the agent it is there already, and
+// must not try: that would take CAP_SYS_ADMIN.
+func enter(ns netns.NsHandle) error {
+	now, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	defer now.Close()
+	if now.Equal(ns) {
+		return nil
+	}
+	return netns.Set(ns)
 }
 
 func (m *Mode) keep(ctx context.Context) {
