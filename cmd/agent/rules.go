@@ -7,13 +7,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
 	"github.com/kasway/kasway/cmd/internal/cli"
 	"github.com/kasway/kasway/pkg/agent"
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
-	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -30,15 +30,11 @@ installed, with the ports and the generation that it has.`,
   kasway-agent rules --running`,
 		Args: cli.NoArgs,
 	}
-	flags := config.AgentFlags(c.Flags())
 	c.Flags().BoolVar(&running, "running", false, "what the running agent has installed (see --admin-socket)")
+	flags := configFlags(c, "running")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if running {
-			socket, err := c.Flags().GetString("admin-socket")
-			if err != nil {
-				socket = c.Flags().Lookup("admin-socket").Value.String()
-			}
-			s, err := ask(c.Context(), socket)
+			s, err := ask(c.Context(), socketOf(c, flags))
 			if err != nil {
 				return err
 			}
@@ -56,12 +52,20 @@ installed, with the ports and the generation that it has.`,
 	return c
 }
 
-func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) error {
-	log, err := observe.NewLogger(stderr, "warn", observe.FormatText)
-	if err != nil {
-		return err
+// socketOf is the admin socket that the flag or the configuration names. The
+// configuration may well be another than the running agent's, or none.
+func socketOf(c *cobra.Command, flags *config.AgentOverrides) string {
+	if f := c.Flags().Lookup("admin-socket"); f.Changed {
+		return f.Value.String()
 	}
-	s, err := agent.DryRun(ctx, cfg, log)
+	if cfg, err := config.LoadAgent(flags); err == nil {
+		return cfg.Observe.AdminSocket
+	}
+	return config.AgentDefaults().Observe.AdminSocket
+}
+
+func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) error {
+	s, err := agent.DryRun(ctx, cfg, warnings(stderr))
 	if err != nil {
 		return err
 	}
@@ -70,8 +74,12 @@ func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) err
 		mode = modeOrder[0]
 		fmt.Fprintf(stdout, "# intercept.mode is auto; this is %s, the first that is tried (--mode shows another).\n", mode)
 	}
-	fmt.Fprintf(stdout, "# Dry run: generation %q, the ports from %d on and the node's IPv6 address stand for those of the running agent.\n",
-		agent.DryRunGeneration, agent.DryRunPort)
+	if mode == config.ModeListen {
+		fmt.Fprintln(stdout, "# Dry run: nothing was changed.")
+	} else {
+		fmt.Fprintf(stdout, "# Dry run: generation %q, the ports from %d on and the node's IPv6 address stand for those of the running agent.\n",
+			agent.DryRunGeneration, agent.DryRunPort)
+	}
 	var bind []netip.Addr
 	if cfg.Intercept.BindAddress != "" {
 		b, err := netip.ParseAddr(cfg.Intercept.BindAddress)
@@ -81,6 +89,26 @@ func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) err
 		bind = append(bind, b)
 	}
 	return printRules(stdout, mode, s, bind)
+}
+
+// warnings is a log of what a person should know, in the form of errors.
+func warnings(w io.Writer) logrus.FieldLogger {
+	log := logrus.New()
+	log.SetOutput(w)
+	log.SetLevel(logrus.WarnLevel)
+	log.SetFormatter(warning{})
+	return log
+}
+
+type warning struct{}
+
+// Format implements logrus.Formatter.
+func (warning) Format(e *logrus.Entry) ([]byte, error) {
+	text := fmt.Sprintf("%s: %s: %s", binary, e.Level, e.Message)
+	if err, ok := e.Data[logrus.ErrorKey].(error); ok {
+		text += ": " + oneLine(err.Error())
+	}
+	return []byte(text + "\n"), nil
 }
 
 // printRules prints s as mode installs it. The self-test's part is that of a

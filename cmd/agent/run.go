@@ -23,7 +23,7 @@ refuse, connects are then refused until the next agent takes over, or until
     --server kasway.example.com:8091 --cert agent.crt --key agent.key --ca ca.crt`,
 		Args: cli.NoArgs,
 	}
-	flags := config.AgentFlags(c.Flags())
+	flags := configFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := config.LoadAgent(flags)
 		if err != nil {
@@ -34,7 +34,7 @@ refuse, connects are then refused until the next agent takes over, or until
 		}
 		log, err := observe.NewLogger(c.ErrOrStderr(), cfg.Observe.LogLevel, cfg.Observe.LogFormat)
 		if err != nil {
-			return err
+			return cli.UsageErrorf("%w", err)
 		}
 		wired, err := wire(cfg, log)
 		if err != nil {

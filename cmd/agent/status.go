@@ -53,7 +53,7 @@ func printStatus(w io.Writer, s agent.Status, now time.Time) {
 	fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
 	fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
 	for _, k := range s.Skipped {
-		fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, strings.ReplaceAll(k.Reason, "\n", "; "))
+		fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, oneLine(k.Reason))
 	}
 	fmt.Fprintf(w, "\nTARGET\tSTATE\tADDRESSES\n")
 	for _, t := range s.Targets {
@@ -62,8 +62,15 @@ func printStatus(w io.Writer, s agent.Status, now time.Time) {
 	fmt.Fprintf(w, "\nSERVER\tLINK\tSINCE\tRTT\tSTREAMS\tVERSION\tLAST ERROR\n")
 	for _, l := range s.Links {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.Server, l.State, ago(now, l.Since),
-			l.RTT.Round(10*time.Microsecond), l.Streams, orNone(l.Version), orNone(l.LastError))
+			rtt(l.RTT), l.Streams, orNone(l.Version), orNone(oneLine(l.LastError)))
 	}
+}
+
+func rtt(d time.Duration) string {
+	if d == 0 {
+		return "-"
+	}
+	return d.Round(10 * time.Microsecond).String()
 }
 
 func ago(now, then time.Time) string {

@@ -23,6 +23,7 @@ type links struct {
 	changed chan struct{}
 	status  []LinkStatus
 	running bool
+	asked   int // how often Carries was called
 	fail    chan error
 	// atEnd is called when Run is told to end.
 	atEnd func()
@@ -48,6 +49,7 @@ func (l *links) Run(ctx context.Context) error {
 func (l *links) Carries(target string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.asked++
 	return l.carries[target]
 }
 

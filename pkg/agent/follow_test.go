@@ -280,6 +280,12 @@ func TestSameStateIsNotApplied(t *testing.T) {
 	if n := len(r.mode.Applied()); n != 2 {
 		t.Errorf("%d states applied, want 2", n)
 	}
+	asked := func() int { r.links.mu.Lock(); defer r.links.mu.Unlock(); return r.links.asked }
+	before := asked()
+	time.Sleep(50 * time.Millisecond)
+	if n := asked() - before; n > 10 {
+		t.Errorf("asked %d times what has changed, while nothing has", n)
+	}
 }
 
 // The self-test never leaves the node, whatever the links carry.

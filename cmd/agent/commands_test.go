@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/kasway/kasway/cmd/internal/cli"
+	"github.com/kasway/kasway/pkg/agent"
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/tests/netns"
+)
+
+// Without a network no name resolves: what is known is printed, and one line
+// says what is not.
+func TestRules(t *testing.T) {
+	netns.Require(t) // where no network is
+	unresolved := regexp.MustCompile(`^kasway-agent: warning: cannot resolve kas\.example\.svc; it has no address yet: [^\n]+\n$`)
+	for name, args := range map[string][]string{
+		"rules-nft":      {"--mode", "nft"},
+		"rules-iptables": {"--mode", "iptables"},
+		"rules-auto":     {"--when-down", "direct", "--clients", "host"},
+	} {
+		code, out, errs := command(t, append([]string{"rules", "-f", example}, args...)...)
+		if code != cli.OK || !unresolved.MatchString(errs) {
+			t.Errorf("%v: exit %d: %s", args, code, errs)
+		}
+		golden(t, name, out)
+	}
+}
+
+// In mode listen nobody is diverted, and no name is looked up.
+func TestRulesListen(t *testing.T) {
+	netns.Require(t)
+	golden(t, "rules-listen", ok(t, "rules", "-f", "testdata/listen.yaml"))
+}
+
+// agentFlags are those of an agent without any server.
+func agentFlags(dir string) []string {
+	return append(identity(dir), "--target", "kas=10.96.0.1:443", "--clients", "host", "--server", "127.0.0.1:1", "--mode", "nft",
+		"--state-dir", filepath.Join(dir, "state"), "--admin-socket", filepath.Join(dir, "agent.sock"), "--log-format", "json")
+}
+
+// The commands beside a running agent, and after it.
+func TestCommandsBesideAnAgent(t *testing.T) {
+	netns.Require(t)
+	dir := pki(t)
+	socket, state := []string{"--admin-socket", filepath.Join(dir, "agent.sock")}, []string{"--state-dir", filepath.Join(dir, "state")}
+	before := ruleset(t)
+	ctx, stop := context.WithCancel(t.Context())
+	var (
+		wg   sync.WaitGroup
+		code int
+		errs bytes.Buffer
+	)
+	wg.Go(func() {
+		code = cli.Run(ctx, root(), append([]string{"run"}, agentFlags(dir)...), &bytes.Buffer{}, &errs)
+	})
+	end := sync.OnceFunc(func() { stop(); wg.Wait() })
+	defer end()
+	var s agent.Status
+	eventually(t, "an agent that diverts", func() bool {
+		c, out, _ := command(t, append([]string{"status", "-o", "json"}, socket...)...)
+		return c == cli.OK && json.Unmarshal([]byte(out), &s) == nil && s.Mode == "nft"
+	})
+
+	table := ok(t, append([]string{"status"}, socket...)...)
+	for _, says := range []string{"not ready: no way to kas: no link to a server is up", "nft, when down: refuse", "10.96.0.1:443", "held", "127.0.0.1:1"} {
+		if !strings.Contains(table, says) {
+			t.Errorf("status does not say %q:\n%s", says, table)
+		}
+	}
+	c, _, serr := command(t, append([]string{"status", "--ready"}, socket...)...)
+	if c != cli.Failed || serr != "kasway-agent: not ready: no way to kas: no link to a server is up\n" {
+		t.Errorf("status --ready: exit %d: %s", c, serr)
+	}
+	if out := ok(t, append([]string{"rules", "--running"}, socket...)...); !strings.Contains(out, "table inet kasway_"+s.Generation) {
+		t.Errorf("rules --running shows another generation than %s:\n%s", s.Generation, out)
+	}
+	c, out, serr := command(t, append(append([]string{"cleanup"}, socket...), state...)...)
+	if c != cli.Failed || out != "" || !strings.Contains(serr, "stop it first") || !strings.Contains(ruleset(t), "kasway_"+s.Generation) {
+		t.Errorf("cleanup beside a running agent: exit %d: %s", c, serr)
+	}
+
+	end()
+	if code != cli.OK || !strings.Contains(errs.String(), "kasway-agent has stopped") {
+		t.Errorf("run: exit %d: %s", code, errs.String())
+	}
+	if got := ruleset(t); !strings.Contains(got, "kasway_guard") || strings.Contains(got, "kasway_"+s.Generation) {
+		t.Errorf("only the guard is to be left:\n%s", got)
+	}
+	for range 2 {
+		if out := ok(t, append(append([]string{"cleanup"}, socket...), state...)...); out != "nothing of Kasway is left on this node\n" {
+			t.Error(out)
+		}
+	}
+	if got := ruleset(t); got != before {
+		t.Errorf("left behind:\n%s", got)
+	}
+}
+
+func ruleset(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("nft", "list", "ruleset").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nft: %v: %s", err, out)
+	}
+	return string(out)
+}
+
+func TestWithoutAnAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	for _, args := range [][]string{{"status"}, {"status", "--ready"}, {"rules", "--running"}} {
+		code, out, errs := command(t, append(args, "--admin-socket", socket)...)
+		if code != cli.Failed || out != "" || errs != "kasway-agent: no agent answers on "+socket+": is it running? (--admin-socket)\n" {
+			t.Errorf("%v: exit %d: %s%s", args, code, out, errs)
+		}
+	}
+}
+
+func TestStatusTable(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	printStatus(w, agent.Status{
+		Version: "v1", Started: now.Add(-90 * time.Minute), Ready: true, Mode: "iptables", WhenDown: "direct",
+		Skipped: []agent.SkippedStatus{{Mode: "nft", Reason: "not supported\nno table", Remedy: "load nf_tables"}},
+		Targets: []agent.TargetStatus{{Name: "kas", State: "open", Addresses: []string{"10.96.0.1:443", "[fd00::1]:443"}}, {Name: "named", State: "held"}},
+		Links: []agent.LinkStatus{
+			{Server: "192.0.2.1:8091", State: "up", Since: now.Add(-time.Minute), RTT: 1234567, Version: "v2", Streams: 3},
+			{Server: "kasway.example:8091", State: "waiting", LastError: "no route"},
+		},
+	}, now)
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "status", b.String())
+}
+
+// What is not tried must not act beside what is.
+func TestCandidates(t *testing.T) {
+	names := func(cs []intercept.Candidate) (out []string) {
+		for _, c := range cs {
+			out = append(out, c.Name)
+		}
+		slices.Sort(out)
+		return out
+	}
+	all := modes(config.Intercept{}, nil, nil, nil)
+	for mode, want := range map[string][2][]string{
+		config.ModeAuto:   {{"iptables", "nft"}, nil},
+		"nft":             {{"nft"}, {"iptables", "listen"}},
+		"iptables":        {{"iptables"}, {"listen", "nft"}},
+		config.ModeListen: {{"listen"}, {"iptables"}},
+	} {
+		try, others := candidates(mode, all)
+		if !slices.Equal(names(try), want[0]) || !slices.Equal(names(others), want[1]) {
+			t.Errorf("%s: tries %v, sweeps %v, want %v", mode, names(try), names(others), want)
+		}
+	}
+	if try, _ := candidates(config.ModeAuto, all); try[0].Name != "nft" {
+		t.Errorf("auto tries %s first", try[0].Name)
+	}
+	if got := names(everyMode()); !slices.Equal(got, []string{"iptables", "nft"}) {
+		t.Errorf("cleanup cleans %v", got)
+	}
+	for _, c := range everyMode() {
+		if c.Cleanup == nil {
+			t.Errorf("mode %s has nothing to clean up with", c.Name)
+		}
+	}
+}
+
+func TestGeneration(t *testing.T) {
+	a, b := generation(), generation()
+	if a == b || !regexp.MustCompile(`^[a-z0-9]{1,15}$`).MatchString(a) {
+		t.Errorf("%s, %s", a, b)
+	}
+}
+
+func TestClientRules(t *testing.T) {
+	rules, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{
+		{Allow: true, Prefixes: []string{"10.0.0.0/8"}, Targets: []string{"kas"}}, {Prefixes: []string{"0.0.0.0/0"}},
+	}})
+	if err != nil || askUID || len(rules) != 2 || !rules[0].Allow || rules[1].Allow || rules[0].Prefixes[0].String() != "10.0.0.0/8" || rules[0].Targets[0] != "kas" {
+		t.Errorf("%+v, %v, %v", rules, askUID, err)
+	}
+	if _, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{{UIDs: []uint32{7}}}}); !askUID || err != nil {
+		t.Errorf("a rule about uids: asks %v, %v", askUID, err)
+	}
+	if _, _, err := clientRules(config.Guard{Rules: []config.GuardRule{{Prefixes: []string{"x"}}}}); err == nil {
+		t.Error("a prefix that is none")
+	}
+}

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/kasway/kasway/pkg/agent"
+	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/intercept"
+)
+
+// serverTimeout bounds the handshake with one server.
+const serverTimeout = 5 * time.Second
+
+// check answers every question, whatever the others' answers are.
+func check(ctx context.Context, cfg config.Agent) []finding {
+	found := []finding{{
+		Need: "configuration", State: stateOK,
+		Detail: count(len(cfg.Targets), "target") + ", " + count(len(cfg.Links.Servers), "server"),
+	}}
+	t, f := checkCredentials(cfg)
+	found = append(found, f...)
+	found = append(found, checkMark())
+	found = append(found, checkAddresses(cfg.Intercept)...)
+	found = append(found, checkModes(ctx, cfg.Intercept)...)
+	for _, s := range cfg.Links.Servers {
+		found = append(found, checkServer(ctx, s, t))
+	}
+	return found
+}
+
+// checkCredentials looks at each file, and at what is in them once all are
+// there; the TLS settings are nil unless they can be used.
+func checkCredentials(cfg config.Agent) (*tls.Config, []finding) {
+	i := cfg.Identity
+	found := []finding{
+		checkFile("certificate", i.Certificate, config.Identity{Certificate: i.Certificate}),
+		checkFile("key", i.Key, config.Identity{Key: i.Key}),
+		checkFile("CA", i.CA, config.Identity{CA: i.CA}),
+	}
+	for _, f := range found {
+		if f.State != stateOK {
+			return nil, found
+		}
+	}
+	t, warnings, err := credentials(cfg)
+	if err != nil {
+		return nil, append(found, finding{Need: "credentials", State: stateMissing, Detail: err.Error()})
+	}
+	if len(t.Certificates) > 0 {
+		found[0].Detail += ": " + describe(t.Certificates[0].Leaf)
+	}
+	for _, w := range warnings {
+		found = append(found, finding{Need: "credentials", State: stateWarning, Detail: w})
+	}
+	return t, found
+}
+
+// checkFile looks at one file of those that i names.
+func checkFile(need, name string, i config.Identity) finding {
+	f := finding{Need: need, State: stateOK, Detail: name}
+	var wrong *config.Error
+	if err := config.CheckCredentials(i); errors.As(err, &wrong) {
+		f.State, f.Detail = stateMissing, wrong.Problems[0].Text
+		f.Remedy = "for a trial `kasway-server certs` makes the files; else your own CA does"
+	}
+	return f
+}
+
+func describe(c *x509.Certificate) string {
+	name := c.Subject.CommonName
+	if len(c.URIs) > 0 {
+		name = c.URIs[0].String()
+	}
+	return name + ", valid until " + c.NotAfter.UTC().Format(time.DateOnly)
+}
+
+func checkMark() finding {
+	f := finding{Need: "mark of own sockets", State: stateOK, Detail: fmt.Sprintf("%#x", agent.Mark)}
+	if err := intercept.NewOwnSockets(agent.Mark, agent.Mark).Check(); err != nil {
+		f.State, f.Detail, f.privilege = stateMissing, err.Error(), errors.Is(err, intercept.ErrPrivilege)
+	}
+	return f
+}
+
+// checkAddresses looks whether those that the agent puts on lo are free, or
+// its own already.
+func checkAddresses(cfg config.Intercept) (found []finding) {
+	addresses, err := agent.NodeAddresses(cfg)
+	if err != nil {
+		return []finding{{Need: "node addresses", State: stateMissing, Detail: err.Error()}}
+	}
+	for _, a := range addresses {
+		f := finding{Need: "node address", State: stateOK, Detail: a.Addr.String()}
+		if err := intercept.CheckNodeAddress(a); err != nil {
+			f.State, f.Detail = stateMissing, a.Addr.String()+": "+err.Error()
+		}
+		found = append(found, f)
+	}
+	return found
+}
+
+// checkModes asks every mode that may be chosen. The first that can work is
+// the one that would be used.
+func checkModes(ctx context.Context, cfg config.Intercept) (found []finding) {
+	try, _ := candidates(cfg.Mode, modes(cfg, nil, nil, nil))
+	usable, denied := "", 0
+	for _, c := range try {
+		f := checkMode(ctx, c)
+		role := ""
+		switch {
+		case f.privilege:
+			denied++
+		case f.State == stateMissing:
+		case usable == "":
+			usable, role = c.Name, "would be used"
+		default:
+			role = "would be used if " + usable + " failed"
+		}
+		f.Detail = join(role, f.Detail)
+		found = append(found, f)
+	}
+	if usable == "" && len(try) == 1 {
+		return found
+	}
+	for i := range found {
+		if found[i].State == stateMissing {
+			found[i].State = stateUnused // another one can be, or the last row tells
+		}
+	}
+	if usable == "" {
+		found = append(found, finding{
+			Need: "mode", State: stateMissing, Detail: "none of these can be used, and one is needed", privilege: denied == len(try),
+		})
+	}
+	return found
+}
+
+func join(parts ...string) string {
+	var out []string
+	for _, p := range parts {
+		if p != "" {
+			out = append(out, p)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+func checkMode(ctx context.Context, c intercept.Candidate) finding {
+	f := finding{Need: "mode " + c.Name, State: stateOK}
+	m, err := c.New()
+	if err != nil {
+		f.State, f.Detail = stateMissing, err.Error()
+		return f
+	}
+	defer func() { _ = m.Close() }() // nothing was applied
+	r := m.Preflight(ctx)
+	switch {
+	case r.Err == nil:
+		f.Detail = strings.Join(r.Notes, "; ")
+		return f
+	case errors.Is(r.Err, intercept.ErrNotSupported), errors.Is(r.Err, intercept.ErrPrivilege):
+		f.State, f.privilege = stateMissing, errors.Is(r.Err, intercept.ErrPrivilege)
+	default:
+		f.State = stateUnknown
+	}
+	f.Detail, f.Remedy = r.Err.Error(), r.Remedy
+	return f
+}
+
+// checkServer makes a handshake as a link would; t is nil without credentials.
+func checkServer(ctx context.Context, server string, t *tls.Config) finding {
+	f := finding{Need: "server " + server, State: stateMissing}
+	if t == nil {
+		f.State, f.Detail = stateUnknown, "not tried: the credentials come first"
+		return f
+	}
+	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
+	defer cancel()
+	t = t.Clone()
+	t.NextProtos = []string{"h2"}
+	if host, _, err := net.SplitHostPort(server); err == nil && t.ServerName == "" {
+		t.ServerName = host
+	}
+	d := tls.Dialer{NetDialer: &net.Dialer{Control: intercept.NewOwnSockets(agent.Mark, agent.Mark).Control}, Config: t}
+	start := time.Now()
+	c, err := d.DialContext(ctx, "tcp", server)
+	if err != nil {
+		f.Detail, f.privilege = err.Error(), errors.Is(err, intercept.ErrPrivilege)
+		f.Remedy = "see that the server runs, that this node may reach its port, and that identity.ca is its CA"
+		return f
+	}
+	defer func() { _ = c.Close() }()
+	took := time.Since(start)
+	// TLS 1.3 tells a client only with the first read that it was refused.
+	_ = c.SetReadDeadline(time.Now().Add(serverTimeout))
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		f.Detail = "it does not take our certificate: " + err.Error()
+		f.Remedy = "see that the server's CA has issued the certificate, and that it has not expired"
+		return f
+	}
+	f.State, f.Detail = stateOK, fmt.Sprintf("handshake in %s", took.Round(time.Millisecond))
+	return f
+}
