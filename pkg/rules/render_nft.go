@@ -94,6 +94,9 @@ func (r NFTRule) String() string {
 	if r.SYN {
 		add("tcp flags & (fin | syn | rst | ack) == syn")
 	}
+	if r.NotForDevice {
+		add("fib daddr . iif type != local")
+	}
 	switch r.Alive {
 	case AliveYes:
 		add("%s @%s", nftZero, NFTAlive)

@@ -92,8 +92,11 @@ type NFTRule struct {
 	// NotLoopback: the packet did not come in by lo.
 	NotLoopback bool
 	// SYN: the segment opens a connection.
-	SYN   bool
-	Alive NFTAliveness
+	SYN bool
+	// NotForDevice: the destination is no address of the device that the packet
+	// came in by.
+	NotForDevice bool
+	Alive        NFTAliveness
 	// Mark: the packet does not carry Mark under Mask.
 	Mark, Mask uint32
 	// New: the packet is the first of a connection.
@@ -200,6 +203,9 @@ func nftSides(s State) []nftSide {
 		sides = append(sides, host)
 	}
 	if s.Clients.Pods {
+		// What comes to its device's own address is of other hosts, on their way
+		// to a KAS that runs here: no agent may stand in between, dead or alive.
+		pods.gate.NotForDevice = true
 		sides = append(sides, pods)
 	}
 	return sides

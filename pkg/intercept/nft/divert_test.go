@@ -306,3 +306,28 @@ func TestTargetOnTheNodeItself(t *testing.T) {
 	w.want(w.Node, svc4, "local")
 	w.want(w.RoutedPods[0], svc4, "refused")
 }
+
+// Other hosts reach a KAS that runs on the node by the node's own address,
+// whatever becomes of the agent; pods and the host itself are diverted.
+func TestOtherHostsReachAKASOnTheNode(t *testing.T) {
+	w := newWorld(t, netns.Spec{RoutedPods: 1, BridgePods: 1, Neighbour: true})
+	own4, own6 := netip.AddrPortFrom(w.Node.Addr4, 6443), netip.AddrPortFrom(w.Node.Addr6, 6443)
+	w.listen(w.Node, own4, "local")
+	w.listen(w.Node, own6, "local")
+	m := w.apply(w.state(func(s *rules.State) { s.Diverts[0].Entries = entries(own4, own6) }))
+	for _, to := range []netip.AddrPort{own4, own6} {
+		w.want(w.Neighbour, to, "local")
+		for _, from := range []*netns.Host{w.Node, w.RoutedPods[0], w.BridgedPods[0]} {
+			w.want(from, to, w.side(from, to))
+		}
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []netip.AddrPort{own4, own6} {
+		w.want(w.Neighbour, to, "local")
+		for _, from := range []*netns.Host{w.Node, w.RoutedPods[0], w.BridgedPods[0]} {
+			w.want(from, to, "refused")
+		}
+	}
+}

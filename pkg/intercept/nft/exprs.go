@@ -40,6 +40,10 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 		p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlags, Len: 1})
 		p.masked([]byte{tcpFlagsMask}, expr.CmpOpEq, []byte{tcpSYN})
 	}
+	if r.NotForDevice {
+		p.add(&expr.Fib{Register: reg, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(unix.RTN_LOCAL)})
+	}
 	if r.Alive != rules.AliveAny {
 		p.zero()
 		p.add(&expr.Lookup{SourceRegister: reg, SetName: rules.NFTAlive, SetID: aliveID, Invert: r.Alive == rules.AliveNo})

@@ -75,7 +75,7 @@ func classify(err error) intercept.Report {
 	case is(unix.EOPNOTSUPP, unix.EINVAL):
 		return intercept.NotSupported("use Linux 5.12 or newer, whose tables can be owned by a process", "%v", err)
 	case is(unix.ENOENT):
-		return intercept.NotSupported("load the kernel's modules nf_tables, nft_chain_nat, nft_nat, nft_ct and nft_reject_inet", "%v", err)
+		return intercept.NotSupported("load the kernel's modules nf_tables, nft_chain_nat, nft_nat, nft_ct, nft_fib_inet and nft_reject_inet", "%v", err)
 	}
 	return intercept.Report{Err: err, Remedy: "look for what the kernel log says of nf_tables"}
 }
