@@ -119,9 +119,9 @@ func checkModes(ctx context.Context, cfg config.Intercept) (found []finding) {
 			denied++
 		case f.State == stateMissing:
 		case usable == "":
-			usable, role = c.Name, "would be used"
+			usable, role = c.Name, c.Name+" would be used"
 		default:
-			role = "would be used if " + usable + " failed"
+			role = c.Name + " would be used if " + usable + " failed"
 		}
 		f.Detail = join(role, f.Detail)
 		found = append(found, f)

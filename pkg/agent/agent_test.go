@@ -137,8 +137,9 @@ func TestLinksThatEndEndTheAgent(t *testing.T) {
 	r := newRig(t)
 	broken := errors.New("broken")
 	go func() { r.links.fail <- broken }()
-	if err := r.fails(); !errors.Is(err, broken) {
-		t.Errorf("%v, want the links' error", err)
+	start := time.Now()
+	if err := r.fails(); !errors.Is(err, broken) || time.Since(start) >= bound {
+		t.Errorf("%v after %s, want the links' error at once", err, time.Since(start))
 	}
 }
 

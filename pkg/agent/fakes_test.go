@@ -24,7 +24,9 @@ type links struct {
 	status  []LinkStatus
 	running bool
 	asked   int // how often Carries was called
-	fail    chan error
+	// once is carried when first asked for, and not any more.
+	once string
+	fail chan error
 	// atEnd is called when Run is told to end.
 	atEnd func()
 }
@@ -50,6 +52,10 @@ func (l *links) Carries(target string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asked++
+	if l.once != "" && l.once == target {
+		l.once = ""
+		return true
+	}
 	return l.carries[target]
 }
 

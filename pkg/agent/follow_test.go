@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -114,6 +115,25 @@ func TestWhenUnreachableRefuseHoldsNothing(t *testing.T) {
 	}
 }
 
+// Nor what is taken while the last link is being lost, between two looks at it.
+func TestWhenUnreachableRefuseHoldsNothingMeanwhile(t *testing.T) {
+	r := newRig(t)
+	r.cfg.Agent.Intercept.WhenUnreachable = config.WhenUnreachableRefuse
+	r.links.once = "kas"
+	r.diverting()
+	if got := refused(r.mode.Applied()[0]); !slices.Equal(got, []string{"other"}) {
+		t.Fatalf("%v are refused", got)
+	}
+	start := time.Now()
+	c, err := r.dial(kas)
+	if err == nil {
+		_, err = c.Read(make([]byte, 1))
+	}
+	if took := time.Since(start); !errors.Is(err, syscall.ECONNRESET) || took > 3*time.Second {
+		t.Errorf("%v after %s, want a reset at once", err, took)
+	}
+}
+
 // A link that comes up before the mode is chosen is not missed.
 func TestChangeWhileChoosing(t *testing.T) {
 	r := newRig(t)
@@ -144,8 +164,15 @@ func TestChangeWhileApplying(t *testing.T) {
 	r.mode.newest(t, "both open", func(s rules.State) bool { return len(refused(s)) == 0 })
 }
 
-// names answers with one address, which may change.
-type names struct{ addr atomic.Pointer[netip.Addr] }
+// names is a DNS server that answers with one address, which may change, and
+// takes its time for the first answer.
+type names struct {
+	addr  atomic.Pointer[netip.Addr]
+	first sync.Once
+}
+
+// thinks is well within firstNames.
+const thinks = firstNames / 5
 
 func (n *names) set(addr string) {
 	a := netip.MustParseAddr(addr)
@@ -153,6 +180,7 @@ func (n *names) set(addr string) {
 }
 
 func (n *names) lookup(ctx context.Context, network, host string) ([]netip.Addr, error) {
+	n.first.Do(func() { time.Sleep(thinks) })
 	a := n.addr.Load()
 	switch {
 	case a == nil: // a DNS server that does not answer
