@@ -20,9 +20,10 @@ type check struct {
 	do   func(context.Context, *bed.Bed) error
 }
 
-// run tries a check until it passes or the time is over, and once at least.
+// run tries a check until it passes or the time is over, and once at least: a
+// try may take its time.
 func (c check) run(ctx context.Context, b *bed.Bed, limit time.Duration) error {
-	return bed.Poll(ctx, limit, func() error { return c.do(ctx, b) })
+	return bed.Poll(ctx, limit, func() error { return c.do(context.WithoutCancel(ctx), b) })
 }
 
 // checks are those of one kind of bed, in an order in which each has little left

@@ -71,9 +71,12 @@ func beds() []bed.Config {
 				all = append(all, c)
 				c.Form = bed.FormProcess
 				all = append(all, c)
-				// The static pod's image holds no iptables.
-				c.Mode = "iptables"
-				all = append(all, c)
+				// Mode iptables: the image here holds no iptables, and a chain of
+				// kube-proxy's nftables mode translates ClusterIPs before any of
+				// iptables can, which the mode's preflight says.
+				if c.Mode = "iptables"; proxy == "iptables" {
+					all = append(all, c)
+				}
 			}
 		}
 	}
@@ -173,8 +176,7 @@ func TestWithoutServer(t *testing.T) {
 	nothingWentAnotherWay(t, before)
 }
 
-// everyCheckPasses gives all checks together a minute and a half, and each of
-// them one try at least.
+// everyCheckPasses gives all checks together a minute and a half.
 func everyCheckPasses(t *testing.T, b *bed.Bed) {
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()

@@ -27,7 +27,10 @@ func lock(file string) (unlock func(), err error) {
 		mine, err1 := f.Stat()
 		named, err2 := os.Stat(file)
 		if err1 == nil && err2 == nil && os.SameFile(mine, named) {
-			return func() { os.Remove(file); f.Close() }, nil
+			return func() {
+				_ = os.Remove(file) // the next owner makes it anew, or finds it
+				f.Close()
+			}, nil
 		}
 		f.Close()
 	}

@@ -30,7 +30,7 @@ func dialHere(ctx context.Context, ns, network, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer h.Close()
+	defer func() { _ = h.Close() }()
 	if err := netns.Set(h); err != nil {
 		return nil, err
 	}

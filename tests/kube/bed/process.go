@@ -154,7 +154,7 @@ func (p *process) signal(sig unix.Signal) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	if !p.alive() {
 		return nil
 	}

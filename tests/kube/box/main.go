@@ -41,7 +41,7 @@ func pause() {
 
 func serve(addr string) error {
 	return http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Fprintf(w, "hello %s %s from %s\n", r.Method, r.URL, r.RemoteAddr)
+		_, _ = fmt.Fprintf(w, "hello %s %s from %s\n", r.Method, r.URL, r.RemoteAddr)
 	}))
 }
 
