@@ -139,7 +139,12 @@ func (c *Conn) Read(p []byte) (int, error) {
 		case <-r.deadline.wait():
 		case <-c.closed:
 		case <-c.ctx.Done():
-			return 0, context.Cause(c.ctx)
+			if !c.endedRemote.Load() {
+				return 0, context.Cause(c.ctx)
+			}
+			// The end came first, and whoever received it is about to say so.
+			<-r.receiving
+			c.takeReceived()
 		}
 	}
 }
@@ -255,10 +260,14 @@ func (c *Conn) nextMessage() (m mem.BufferSlice, err error) {
 	return m, err
 }
 
-// lock takes a half's gate on behalf of a caller of net.Conn's methods.
+// lock takes a half's gate on behalf of a caller of net.Conn's methods, at once
+// if it is free: a stream that is over may still have something to say.
 func (c *Conn) lock(g gate, d *deadline) error {
 	if err := c.ready(d); err != nil {
 		return err
+	}
+	if g.tryLock() {
+		return nil
 	}
 	select {
 	case g <- struct{}{}:

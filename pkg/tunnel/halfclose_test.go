@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -202,4 +203,40 @@ func readAll(t testing.TB, r io.Reader) []byte {
 		t.Fatalf("read: %v", err)
 	}
 	return b
+}
+
+// The end of a direction stays what every later read gets, also after the
+// stream is over: how soon that is depends on the far side alone.
+func TestConn_EndStaysTheEnd(t *testing.T) {
+	for range 50 {
+		agent, server, stop := connPair(t)
+		for _, c := range []*Conn{server, agent} {
+			if err := c.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		closed := make(chan error, 1)
+		go func() {
+			_, err := io.ReadAll(server)
+			closed <- errors.Join(err, server.Close())
+		}()
+		for range 20 {
+			if n, err := agent.Read(make([]byte, 1)); n != 0 || !isEnd(err) {
+				t.Fatalf("read %d, %v; want io.EOF", n, err)
+			}
+		}
+		if err := receive(t, closed, "the server's end"); err != nil {
+			t.Fatal(err)
+		}
+		<-agent.ctx.Done()
+		for range 20 {
+			if n, err := agent.Read(make([]byte, 1)); n != 0 || !isEnd(err) {
+				t.Fatalf("after the stream's end read %d, %v; want io.EOF", n, err)
+			}
+			if n, err := agent.WriteTo(io.Discard); n != 0 || err != nil {
+				t.Fatalf("after the stream's end WriteTo gave %d, %v; want a clean end", n, err)
+			}
+		}
+		stop()
+	}
 }
