@@ -57,6 +57,9 @@ func (r *refusal) fields() logrus.Fields {
 	add(observe.FieldClient, addrText(r.target.Client))
 	add(observe.FieldOriginal, addrText(r.target.Original))
 	add("detail", r.detail)
+	if r.target.UIDKnown {
+		f["uid"] = r.target.UID
+	}
 	return f
 }
 

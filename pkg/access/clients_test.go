@@ -77,6 +77,8 @@ func TestGuardClients(t *testing.T) {
 			}
 			if len(hook.Entries) != 1 || hook.LastEntry().Data["reason"] != string(test.want) {
 				t.Errorf("audited %v", hook.Entries)
+			} else if uid, known := hook.LastEntry().Data["uid"]; known != test.target.UIDKnown || known && uid != test.target.UID {
+				t.Errorf("audited uid %v, the client's is %d (known: %v)", uid, test.target.UID, test.target.UIDKnown)
 			}
 			if n := testutil.ToFloat64(m.refused.WithLabelValues(string(test.want))); n != 1 {
 				t.Errorf("counted %v", n)
