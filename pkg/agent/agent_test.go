@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,7 +20,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 
-	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/rules"
@@ -111,6 +111,27 @@ func TestStopIsQuickWithNothingOpen(t *testing.T) {
 	if r.logged(logrus.InfoLevel, "were reset") != 0 {
 		t.Error("it speaks of connections")
 	}
+}
+
+// Whoever the mode lets through, the agent's own sockets are never carried.
+func TestOwnConnectionsAreRefused(t *testing.T) {
+	r := newRig(t)
+	r.links.set("kas", "other")
+	r.diverting()
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), r.mode.Applied()[0].Diverts[0].Ports.Host4)
+	c, err := r.cfg.Own.DialContext(t.Context(), "tcp", at.String())
+	if err == nil {
+		defer shut(c)
+		_ = c.SetDeadline(time.Now().Add(bound))
+		_, err = c.Read(make([]byte, 1))
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%v, want a reset", err)
+	}
+	if n := r.metric("kasway_agent_intercept_refused_total"); n != 1 {
+		t.Errorf("%v are counted", n)
+	}
+	r.carried(r.dial(kas))
 }
 
 // To be told to stop before the mode is chosen is no failure either.
@@ -258,17 +279,36 @@ func TestOperatorsPort(t *testing.T) {
 	}
 }
 
-// In mode listen the self-test goes to the address itself, and names are the
-// server's business.
-func TestModeListen(t *testing.T) {
-	r := newRig(t)
-	a := parse(t, strings.NewReplacer(
+// listening makes it an agent of mode listen with one target.
+func (r *rig) listening() *rig {
+	a := parse(r.t, strings.NewReplacer(
 		`{name: kas, addresses: ["10.96.0.1:443", "[fd00:96::1]:443"]}`, `{name: kas, addresses: ["kas.invalid:6443"], listen: 6443}`,
 		"- {name: other, addresses: [\"10.96.0.2:443\"]}\n", "",
 		"clients: [host, pods]", "mode: listen, bindAddress: 169.254.77.2",
 	).Replace(text))
 	a.Observe.AdminSocket = r.cfg.Agent.Observe.AdminSocket
 	r.cfg.Agent = a
+	return r
+}
+
+// Nothing is left to the garbage collector to close.
+func TestEverythingIsClosed(t *testing.T) {
+	r := newRig(t).listening()
+	r.cfg.AskUID = true
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	base := openFiles(t)
+	r.diverting()
+	r.stop()
+	if err := r.wait(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "descriptors closed", func() bool { return openFiles(t) <= base })
+}
+
+// In mode listen the self-test goes to the address itself, and names are the
+// server's business.
+func TestModeListen(t *testing.T) {
+	r := newRig(t).listening()
 	r.cfg.Lookup = func(context.Context, string, string) ([]netip.Addr, error) {
 		t.Error("a name was looked up")
 		return nil, errors.New("no")
@@ -279,9 +319,6 @@ func TestModeListen(t *testing.T) {
 	s := r.status()
 	if len(s.Bind) != 1 || !s.Ready || len(s.Targets) != 1 || strings.Join(s.Targets[0].Addresses, " ") != "169.254.77.2:6443" {
 		t.Errorf("status %+v", s)
-	}
-	if a.Intercept.Mode != config.ModeListen {
-		t.Error(a.Intercept.Mode)
 	}
 }
 

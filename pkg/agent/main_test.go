@@ -46,27 +46,30 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// openFiles counts this process's descriptors.
+func openFiles(t *testing.T) int {
+	t.Helper()
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
+}
+
 // backToBase fails t unless at its end no more descriptors are open than now.
 func backToBase(t *testing.T) {
 	t.Helper()
-	count := func() int {
-		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(fds)
-	}
 	// The poller's own descriptors come with the first socket, and stay.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	shut(l)
-	base := count()
+	base := openFiles(t)
 	t.Cleanup(func() {
 		eventually(t, "descriptors closed", func() bool {
 			runtime.GC() // package net pools the pipes that it splices with
-			return count() <= base
+			return openFiles(t) <= base
 		})
 	})
 }

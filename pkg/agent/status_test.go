@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -161,12 +162,22 @@ func TestNodeAddresses(t *testing.T) {
 func TestServerAddresses(t *testing.T) {
 	r := newRig(t)
 	r.cfg.Agent.Links.Servers = []string{"192.0.2.1:8091", "[fd00::1]:8091", "kasway.example:8091", "nonsense"}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shut(l)
+	link, err := r.cfg.Own.DialContext(t.Context(), "tcp", l.Addr().String()) // where a name has led to
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shut(link)
 	a := &Agent{cfg: r.cfg}
 	var got []string
 	for _, addr := range a.serverAddresses() {
 		got = append(got, addr.String())
 	}
-	if strings.Join(got, " ") != "192.0.2.1 fd00::1" {
+	if strings.Join(got, " ") != "127.0.0.1 192.0.2.1 fd00::1" {
 		t.Errorf("%v", got)
 	}
 }
