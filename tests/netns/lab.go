@@ -44,7 +44,7 @@ func Open() (*Lab, error) {
 		return nil, err
 	}
 	name := fmt.Sprintf("%s%d-%d", prefix, os.Getpid(), labs.Add(1))
-	lock, err := lockFile(filepath.Join(lockDir, name))
+	lock, err := lockFile(filepath.Join(lockDir, name), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("netns: locking %s: %w", name, err)
 	}
@@ -59,20 +59,28 @@ func Open() (*Lab, error) {
 }
 
 // lockFile opens and locks path; the lock ends with this process however it
-// dies, and is not inherited by children.
-func lockFile(path string) (*os.File, error) {
+// dies, and is not inherited by children. A sweep may find the file before its
+// maker has locked it, and remove it: then it is made again.
+func lockFile(path string, how int) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Flock(int(f.Fd()), how); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		locked, err := f.Stat()
+		if named, nerr := os.Stat(path); err == nil && nerr == nil && os.SameFile(locked, named) {
+			return f, nil
+		}
+		if err := errors.Join(err, f.Close()); err != nil {
+			return nil, err
+		}
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
 }
 
 // Sweep removes the namespaces, cgroups and processes of labs whose process
@@ -84,7 +92,7 @@ func Sweep() error {
 	}
 	var errs []error
 	for _, path := range locks {
-		lock, err := lockFile(path)
+		lock, err := lockFile(path, unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil {
 			continue // alive, or swept by somebody else at this moment
 		}
