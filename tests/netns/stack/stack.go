@@ -37,7 +37,9 @@ type Stack struct {
 	// Hosts is the file that both binaries have for /etc/hosts; empty: the
 	// machine's.
 	Hosts string
-	bin   string
+	// At is where the agent looks for the server.
+	At  netip.AddrPort
+	bin string
 }
 
 // New makes certificates and starts nothing yet. bin is the folder of
@@ -57,7 +59,7 @@ func New(t *netns.Topology, bin, dir string) (*Stack, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stack{Topology: t, Dir: dir, Authority: authority, bin: bin}
+	s := &Stack{Topology: t, Dir: dir, Authority: authority, At: netip.AddrPortFrom(t.ControlPlane.Addr4, Port), bin: bin}
 	_, err = s.Save("ca", authority.Pair)
 	for name, pair := range map[string]certs.Pair{"server": server, "agent-node": agent} {
 		_, serr := s.Save(name, pair)
@@ -141,7 +143,7 @@ func (s *Stack) AgentUnready(args ...string) (*Process, error) {
 // AgentFlags are those that every agent of the stack has.
 func (s *Stack) AgentFlags() []string {
 	return []string{
-		"--server", netip.AddrPortFrom(s.ControlPlane.Addr4, Port).String(),
+		"--server", s.At.String(),
 		"--cert", s.Path("pki/agent-node.crt"), "--key", s.Path("pki/agent-node.key"), "--ca", s.Path("pki/ca.crt"),
 		"--admin-socket", s.Path("agent.sock"), "--state-dir", s.Path("state"), "--observe-address", AgentOperators,
 	}
