@@ -54,6 +54,7 @@ func plan() *netns.Plan {
 type scene struct {
 	*stack.Stack
 	kas           *kas.Server
+	serving       sync.WaitGroup
 	server, agent *stack.Process
 	firewall      *netns.Firewall // nil: none
 	before        netns.Snapshot  // of the node with its kube-proxy
@@ -88,27 +89,28 @@ func open(spec netns.Spec) (s *scene, err error) {
 	if s.kas, err = kas.New(kas.Config{Names: []string{kasName}, Addresses: append(topo.Plan.KAS, bind, netip.MustParseAddr("fd77::2"))}); err != nil {
 		return s, err
 	}
+	s.end = append(s.end, func() error {
+		defer s.serving.Wait()
+		return s.kas.Close()
+	})
 	// Loopback is where KASes beside the server listen.
 	for _, a := range append(topo.Plan.KAS, netip.MustParseAddr("127.0.0.1")) {
-		ports := []uint16{kasPort, servicePort}
-		for _, port := range ports {
+		for _, port := range []uint16{kasPort, servicePort} {
 			if err := s.serveKAS(netip.AddrPortFrom(a, port)); err != nil {
 				return s, err
 			}
 		}
 	}
-	s.end = append(s.end, s.kas.Close)
 	return s, nil
 }
 
+// serveKAS lets the KAS serve at one more address, until the scene closes.
 func (s *scene) serveKAS(at netip.AddrPort) error {
 	l, err := s.ControlPlane.Listen("tcp", at.String())
 	if err != nil {
 		return err
 	}
-	done := make(chan error, 1)
-	go func() { done <- s.kas.Serve(l) }()
-	s.end = append(s.end, func() error { return <-done })
+	s.serving.Go(func() { _ = s.kas.Serve(l) }) // ends with Close
 	return nil
 }
 
@@ -202,14 +204,18 @@ func (s *scene) clients() []*netns.Host {
 // client makes requests from h to the address, by the name in the URL.
 func (s *scene) client(t *testing.T, h *netns.Host, base string, to netip.AddrPort) *kas.Client {
 	t.Helper()
-	c, err := kas.NewClient(base, s.kas.CA(), func(ctx context.Context, network, _ string) (net.Conn, error) {
+	c, err := s.kasClient(base, func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return h.Dial(ctx, network, to.String())
-	}, true)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+func (s *scene) kasClient(base string, dial kas.DialFunc) (*kas.Client, error) {
+	return kas.NewClient(base, s.kas.CA(), dial, true)
 }
 
 // ask makes one request on a connection of its own, as ordinary clients do.
