@@ -65,12 +65,12 @@ Exit code 0: nothing is missing; 1: something is; 2: the configuration is wrong;
 }
 
 func printFindings(w io.Writer, found []finding) {
-	fmt.Fprintln(w, "NEED\tSTATE\tDETAIL")
+	_, _ = fmt.Fprintln(w, "NEED\tSTATE\tDETAIL")
 	for i, f := range found {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", f.Need, f.State, orNone(oneLine(f.Detail)))
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", f.Need, f.State, orNone(oneLine(f.Detail)))
 		again := i+1 < len(found) && found[i+1].Remedy == f.Remedy
 		if f.Remedy != "" && !again {
-			fmt.Fprintf(w, "\t\tremedy: %s\n", oneLine(f.Remedy))
+			_, _ = fmt.Fprintf(w, "\t\tremedy: %s\n", oneLine(f.Remedy))
 		}
 	}
 }

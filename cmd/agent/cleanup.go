@@ -46,8 +46,8 @@ needs neither a configuration nor the tunnel, and may be run any number of times
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
-			fmt.Fprintln(c.OutOrStdout(), "nothing of Kasway is left on this node")
-			return nil
+			_, err := fmt.Fprintln(c.OutOrStdout(), "nothing of Kasway is left on this node")
+			return err
 		},
 	}
 	defaults := config.AgentDefaults()

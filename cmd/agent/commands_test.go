@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -14,35 +15,68 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/kasway/kasway/cmd/internal/cli"
 	"github.com/kasway/kasway/pkg/agent"
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/tests/netns"
 )
 
-// Without a network no name resolves: what is known is printed, and one line
-// says what is not.
+const dryRunHeader = "# Dry run: generation \"dryrun\", the ports from 40001 on and the node's IPv6 address stand for those of the running agent.\n"
+
+// exampleState is what the example diverts where its name does not resolve.
+func exampleState() rules.State {
+	entry := func(prefix string, port uint16) rules.Entry {
+		return rules.Entry{Prefix: netip.MustParsePrefix(prefix), Port: port}
+	}
+	return rules.State{
+		Generation: "dryrun", Clients: rules.Clients{Host: true, Pods: true}, WhenDown: rules.Refuse, Mark: 0x40, MarkMask: 0x40,
+		Node4: netip.MustParseAddr("169.254.77.1"), Node6: netip.MustParseAddr("fd77::1"),
+		Diverts: []rules.Divert{{
+			Name:    "kas",
+			Entries: []rules.Entry{entry("10.96.0.1/32", 443), entry("172.30.0.10/32", 6443), entry("fd00:96::1/128", 443)},
+			Ports:   rules.Ports{Host4: 40001, Host6: 40002, Pod4: 40003, Pod6: 40004},
+		}},
+	}
+}
+
+// Without a network no name resolves: what is known is printed as the mode
+// installs it, and one line says what is not known. How a State is written down
+// is proven where that is done.
 func TestRules(t *testing.T) {
 	netns.Require(t) // where no network is
 	unresolved := regexp.MustCompile(`^kasway-agent: warning: cannot resolve kas\.example\.svc; it has no address yet: [^\n]+\n$`)
-	for name, args := range map[string][]string{
-		"rules-nft":      {"--mode", "nft"},
-		"rules-iptables": {"--mode", "iptables"},
-		"rules-auto":     {"--when-down", "direct", "--clients", "host"},
+	s := exampleState()
+	direct := exampleState()
+	direct.WhenDown, direct.Clients, direct.Diverts[0].Ports = rules.Direct, rules.Clients{Host: true}, rules.Ports{Host4: 40001, Host6: 40002}
+	for want, args := range map[string][]string{
+		dryRunHeader + rules.RenderNFT(s):               {"--mode", "nft"},
+		dryRunHeader + rules.RenderIPTables(s).String(): {"--mode", "iptables"},
+		"# intercept.mode is auto; this is nft, the first that is tried (--mode shows another).\n" +
+			dryRunHeader + rules.RenderNFT(direct): {"--when-down", "direct", "--clients", "host"},
 	} {
 		code, out, errs := command(t, append([]string{"rules", "-f", example}, args...)...)
 		if code != cli.OK || !unresolved.MatchString(errs) {
 			t.Errorf("%v: exit %d: %s", args, code, errs)
 		}
-		golden(t, name, out)
+		if diff := cmp.Diff(want, out); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", args, diff)
+		}
 	}
 }
 
 // In mode listen nobody is diverted, and no name is looked up.
 func TestRulesListen(t *testing.T) {
 	netns.Require(t)
-	golden(t, "rules-listen", ok(t, "rules", "-f", "testdata/listen.yaml"))
+	guarded := []netip.AddrPort{netip.MustParseAddrPort("169.254.77.2:5000"), netip.MustParseAddrPort("169.254.77.2:6443")}
+	want := "# Dry run: nothing was changed.\n# listens on 169.254.77.2:6443 for kas\n# listens on 169.254.77.2:5000 for registry\n" +
+		rules.PlanNFTListen(guarded, 0x40, 0x40).String()
+	if diff := cmp.Diff(want, ok(t, "rules", "-f", "testdata/listen.yaml")); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 // agentFlags are those of an agent without any server.
@@ -189,11 +223,11 @@ func TestGeneration(t *testing.T) {
 }
 
 func TestClientRules(t *testing.T) {
-	rules, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{
+	list, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{
 		{Allow: true, Prefixes: []string{"10.0.0.0/8"}, Targets: []string{"kas"}}, {Prefixes: []string{"0.0.0.0/0"}},
 	}})
-	if err != nil || askUID || len(rules) != 2 || !rules[0].Allow || rules[1].Allow || rules[0].Prefixes[0].String() != "10.0.0.0/8" || rules[0].Targets[0] != "kas" {
-		t.Errorf("%+v, %v, %v", rules, askUID, err)
+	if err != nil || askUID || len(list) != 2 || !list[0].Allow || list[1].Allow || list[0].Prefixes[0].String() != "10.0.0.0/8" || list[0].Targets[0] != "kas" {
+		t.Errorf("%+v, %v, %v", list, askUID, err)
 	}
 	if _, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{{UIDs: []uint32{7}}}}); !askUID || err != nil {
 		t.Errorf("a rule about uids: asks %v, %v", askUID, err)

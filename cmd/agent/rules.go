@@ -69,16 +69,19 @@ func dryRun(ctx context.Context, cfg config.Agent, stdout, stderr io.Writer) err
 	if err != nil {
 		return err
 	}
-	mode := cfg.Intercept.Mode
+	mode, text := cfg.Intercept.Mode, ""
 	if mode == config.ModeAuto {
 		mode = modeOrder[0]
-		fmt.Fprintf(stdout, "# intercept.mode is auto; this is %s, the first that is tried (--mode shows another).\n", mode)
+		text = fmt.Sprintf("# intercept.mode is auto; this is %s, the first that is tried (--mode shows another).\n", mode)
 	}
 	if mode == config.ModeListen {
-		fmt.Fprintln(stdout, "# Dry run: nothing was changed.")
+		text += "# Dry run: nothing was changed.\n"
 	} else {
-		fmt.Fprintf(stdout, "# Dry run: generation %q, the ports from %d on and the node's IPv6 address stand for those of the running agent.\n",
+		text += fmt.Sprintf("# Dry run: generation %q, the ports from %d on and the node's IPv6 address stand for those of the running agent.\n",
 			agent.DryRunGeneration, agent.DryRunPort)
+	}
+	if _, err := io.WriteString(stdout, text); err != nil {
+		return err
 	}
 	var bind []netip.Addr
 	if cfg.Intercept.BindAddress != "" {

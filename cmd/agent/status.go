@@ -33,8 +33,8 @@ func statusCommand() *cobra.Command {
 				if !s.Ready {
 					return errors.New("not ready: " + s.NotReady)
 				}
-				fmt.Fprintln(c.OutOrStdout(), "ready")
-				return nil
+				_, err := fmt.Fprintln(c.OutOrStdout(), "ready")
+				return err
 			}
 			return out.Print(c.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, time.Now()) })
 		},
@@ -50,18 +50,18 @@ func printStatus(w io.Writer, s agent.Status, now time.Time) {
 	if !s.Ready {
 		state = "not ready: " + s.NotReady
 	}
-	fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
-	fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
+	_, _ = fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
+	_, _ = fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
 	for _, k := range s.Skipped {
-		fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, oneLine(k.Reason))
+		_, _ = fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, oneLine(k.Reason))
 	}
-	fmt.Fprintf(w, "\nTARGET\tSTATE\tADDRESSES\n")
+	_, _ = fmt.Fprintf(w, "\nTARGET\tSTATE\tADDRESSES\n")
 	for _, t := range s.Targets {
-		fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.State, orNone(strings.Join(t.Addresses, " ")))
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.State, orNone(strings.Join(t.Addresses, " ")))
 	}
-	fmt.Fprintf(w, "\nSERVER\tLINK\tSINCE\tRTT\tSTREAMS\tVERSION\tLAST ERROR\n")
+	_, _ = fmt.Fprintf(w, "\nSERVER\tLINK\tSINCE\tRTT\tSTREAMS\tVERSION\tLAST ERROR\n")
 	for _, l := range s.Links {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.Server, l.State, ago(now, l.Since),
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.Server, l.State, ago(now, l.Since),
 			rtt(l.RTT), l.Streams, orNone(l.Version), orNone(oneLine(l.LastError)))
 	}
 }

@@ -62,7 +62,7 @@ func Run(ctx context.Context, root *cobra.Command, args []string, stdout, stderr
 		return OK
 	}
 	if !errors.Is(err, ErrShown) {
-		fmt.Fprintf(stderr, "%s: %v\n", root.Name(), err)
+		_, _ = fmt.Fprintf(stderr, "%s: %v\n", root.Name(), err)
 	}
 	return code(err)
 }
@@ -138,8 +138,8 @@ func Version(binary string) *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			b := observe.Build()
 			return out.Print(c.OutOrStdout(), b, func(w io.Writer) {
-				fmt.Fprintf(w, "%s %s\n", binary, b.Version)
-				fmt.Fprintf(w, "commit %s, %s, %s/%s\n", b.Commit, b.Go, b.OS, b.Arch)
+				_, _ = fmt.Fprintf(w, "%s %s\n", binary, b.Version)
+				_, _ = fmt.Fprintf(w, "commit %s, %s, %s/%s\n", b.Commit, b.Go, b.OS, b.Arch)
 			})
 		},
 	}
