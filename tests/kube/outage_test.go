@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -90,7 +89,6 @@ func (o outage) run(t *testing.T, b *bed.Bed) {
 	figure(t, "fresh-after-"+o.name+"-outage-s", fresh.Sub(back).Seconds(), 1)
 	relists(t, b, o.name, began)
 	errnos(t, b, o.name, began, back)
-	time.Sleep(settle)
 }
 
 func agentKilled(t *testing.T, b *bed.Bed) {
@@ -241,36 +239,65 @@ func errnos(t *testing.T, b *bed.Bed, what string, from, to time.Time) map[strin
 	return n
 }
 
-// relists counts, from the KAS's audit log, who listed again since a moment:
-// by a list, or by a watch that begins with all objects.
+// watcher is a client that watches, and who it is in the audit log.
+type watcher struct{ name, user string }
+
+var watchers = []watcher{
+	{"informers", bed.UserInformers}, {"kubelet", "system:node:" + bed.NodeName}, {"kube-proxy", "system:kube-proxy"},
+}
+
+// asked is what one user has asked the KAS for.
+type asked struct {
+	watches int      // that go on from where they were
+	lists   []string // those that begin with all objects: lists, and watches that do
+}
+
+// relists waits until everybody watches again, and then counts, from the KAS's
+// audit log, who listed again since a moment.
 func relists(t *testing.T, b *bed.Bed, what string, since time.Time) {
 	t.Helper()
-	text, err := os.ReadFile(b.Path("log/audit.json"))
+	must(t, "everybody's return", bed.Poll(t.Context(), afterOutage, func() error {
+		all, err := auditSince(b, since)
+		for _, w := range watchers {
+			if err == nil && all[w.user].watches == 0 {
+				err = fmt.Errorf("%s has opened no watch since", w.name)
+			}
+		}
+		return err
+	}))
+	time.Sleep(settle)
+	all, err := auditSince(b, since)
 	must(t, "reading the audit log", err)
-	lists, watches := map[string][]string{}, map[string]int{}
+	for _, w := range watchers {
+		t.Logf("%s: %d watches since, listed again: %v", w.name, all[w.user].watches, all[w.user].lists)
+		figure(t, "relists-"+w.name+"-without-"+what, float64(len(all[w.user].lists)), 0)
+	}
+}
+
+// auditSince reads the audit log, by user.
+func auditSince(b *bed.Bed, since time.Time) (map[string]asked, error) {
+	text, err := os.ReadFile(b.Path("log/audit.json"))
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]asked{}
 	for line := range bytes.Lines(text) {
 		var e struct {
 			Verb, RequestURI         string
 			RequestReceivedTimestamp time.Time
 			User                     struct{ Username string }
 		}
+		// The last line may be half written.
 		if json.Unmarshal(line, &e) != nil || e.RequestReceivedTimestamp.Before(since) {
 			continue
 		}
+		a := all[e.User.Username]
 		if e.Verb == "list" || strings.Contains(e.RequestURI, "sendInitialEvents=true") {
-			lists[e.User.Username] = append(lists[e.User.Username], e.RequestURI)
+			a.lists = append(a.lists, e.RequestURI)
 		} else {
-			watches[e.User.Username]++
+			a.watches++
 		}
+		all[e.User.Username] = a
 	}
-	for _, user := range []struct{ name, user string }{
-		{"informers", bed.UserInformers}, {"kubelet", "system:node:" + bed.NodeName}, {"kube-proxy", "system:kube-proxy"},
-	} {
-		// Who watched nothing has not noticed the outage, or has not come back.
-		if watches[user.user] == 0 {
-			t.Errorf("%s has opened no watch since", user.name)
-		}
-		t.Logf("%s: %d watches since, listed again: %v", user.name, watches[user.user], slices.Sorted(slices.Values(lists[user.user])))
-		figure(t, "relists-"+user.name+"-without-"+what, float64(len(lists[user.user])), 0)
-	}
+	return all, nil
 }
