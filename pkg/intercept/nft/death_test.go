@@ -90,6 +90,42 @@ func TestKilledAgent(t *testing.T) {
 	}
 }
 
+// A change of the rules waits for the transactions of others, kube-proxy's say,
+// for as long as those take. The agent lives meanwhile, and its heartbeat says so.
+func TestHeartbeatDoesNotWaitForApply(t *testing.T) {
+	w := newWorld(t, netns.Spec{})
+	m := w.apply(w.state(nil))
+	m.mu.Lock()
+	for busy := time.Now(); time.Since(busy) < bound+intercept.HeartbeatInterval; {
+		w.want(w.Node, kas4, "host4")
+		if t.Failed() {
+			break
+		}
+	}
+	m.mu.Unlock()
+
+	addrs := []netip.AddrPort{svc4}
+	g := NewListenGuard(Config{})
+	if err := w.Node.Do(func() error { return g.Arm(context.Background(), addrs) }); err != nil {
+		t.Fatal(err)
+	}
+	g.mu.Lock()
+	beaten := make(chan error, 1)
+	go func() { beaten <- g.Beat() }()
+	select {
+	case err := <-beaten:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(bound):
+		t.Error("the heartbeat of the guard waits for Arm")
+	}
+	g.mu.Unlock()
+	if err := g.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFrozenAgent(t *testing.T) {
 	for name, d := range deaths {
 		t.Run(name, func(t *testing.T) {

@@ -284,9 +284,7 @@ func ownDialer() *net.Dialer {
 func TestTargetOnTheNodeItself(t *testing.T) {
 	w := newWorld(t, netns.Spec{RoutedPods: 1})
 	for _, a := range []netip.AddrPort{svc4, svc6} {
-		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a.Addr(), a.Addr().BitLen())); err != nil {
-			t.Fatal(err)
-		}
+		w.addLocal(a)
 		w.listen(w.Node, a, "local")
 	}
 	m := w.apply(w.state(nil))

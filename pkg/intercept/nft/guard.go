@@ -17,10 +17,13 @@ import (
 type ListenGuard struct {
 	cfg Config
 
-	mu    sync.Mutex
-	sock  *socket // nil: not armed
-	pulse *pulse  // nil: not armed
-	plan  rules.NFTTable
+	mu   sync.Mutex
+	sock *socket // nil: not armed
+	plan rules.NFTTable
+
+	// beating is as in Mode; who changes the pulse holds mu as well.
+	beating sync.Mutex
+	pulse   *pulse // nil: not armed
 }
 
 // The mark of heartbeats. Whatever mark our other sockets have, a guard of an
@@ -50,15 +53,21 @@ func (g *ListenGuard) arm(plan rules.NFTTable) (err error) {
 			return err
 		}
 	}
-	if g.pulse == nil {
-		if g.pulse, err = openPulse(rules.NFTBeat(rules.NFTGuard), guardMark); err != nil {
+	p := g.pulse
+	if p == nil {
+		if p, err = openPulse(rules.NFTBeat(rules.NFTGuard), guardMark); err != nil {
 			return err
 		}
 	}
 	if err := g.rebuild(plan); err != nil {
+		if g.pulse == nil {
+			_ = p.close() // nothing was sent
+		}
 		return err
 	}
-	g.plan = plan
+	g.beating.Lock()
+	defer g.beating.Unlock()
+	g.plan, g.pulse = plan, p
 	return nil
 }
 
@@ -70,17 +79,29 @@ func (g *ListenGuard) rebuild(plan rules.NFTTable) error {
 
 // Beat says that the agent lives. Before Arm it does nothing.
 func (g *ListenGuard) Beat() error {
-	g.mu.Lock()
+	if err := g.send(); !errors.Is(err, errPulse) {
+		return err
+	}
+	if !g.mu.TryLock() {
+		return nil // it is being armed anew, or closed
+	}
 	defer g.mu.Unlock()
 	if g.plan.Name == "" {
-		return nil
-	}
-	if err := g.pulse.send(); !errors.Is(err, errPulse) {
-		return err
+		return nil // closed meanwhile
 	}
 	g.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
 	g.cfg.Metrics.repairs.Inc()
 	return g.rebuild(g.plan)
+}
+
+// send sends a heartbeat, once armed.
+func (g *ListenGuard) send() error {
+	g.beating.Lock()
+	defer g.beating.Unlock()
+	if g.pulse == nil {
+		return nil
+	}
+	return g.pulse.send()
 }
 
 // Close leaves the guard in force; rules.AliveTimeout after the last Beat it
@@ -92,6 +113,8 @@ func (g *ListenGuard) Close() error {
 	if g.sock != nil {
 		err = g.sock.close()
 	}
+	g.beating.Lock()
+	defer g.beating.Unlock()
 	if g.pulse != nil {
 		err = errors.Join(err, g.pulse.close())
 	}

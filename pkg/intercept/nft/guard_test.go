@@ -22,9 +22,7 @@ func TestListenGuard(t *testing.T) {
 	w := newWorld(t, netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: true})
 	addrs := []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:443"), netip.MustParseAddrPort("[fd00:96::1]:443")}
 	for _, a := range addrs {
-		if err := w.Node.AddAddr("lo", netip.PrefixFrom(a.Addr(), a.Addr().BitLen())); err != nil {
-			t.Fatal(err)
-		}
+		w.addLocal(a)
 		w.listen(w.Node, a, "listen")
 		w.listen(w.Node, netip.AddrPortFrom(a.Addr(), 80), "other")
 	}

@@ -112,6 +112,28 @@ func (w *world) cleanup() {
 	}
 }
 
+// addLocal gives the node an address. The kernel makes the route to an IPv6
+// address later, in a worker: until then nobody can connect there.
+func (w *world) addLocal(a netip.AddrPort) {
+	w.t.Helper()
+	err := w.Node.AddAddr("lo", netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+	if err == nil {
+		err = netns.Poll(bound, func() error {
+			c, err := w.Node.DialWith(context.Background(), &net.Dialer{}, "tcp", netip.AddrPortFrom(a.Addr(), 1).String())
+			if err == nil {
+				return c.Close()
+			}
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+			return err
+		})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
 // ask connects and says who answered: its name, "refused" or the error.
 func ask(from *netns.Host, to netip.AddrPort) string {
 	return askWith(from, &net.Dialer{Timeout: 5 * time.Second}, to)

@@ -41,12 +41,16 @@ func (c Config) withDefaults() Config {
 type Mode struct {
 	cfg Config
 
-	mu    sync.Mutex // the heartbeat works beside the caller
-	sock  *socket    // nil: not applied
-	plan  []rules.NFTTable
-	gen   string
-	pulse *pulse // nil: not diverting
-	stop  func() // ends the heartbeat; nil: not diverting
+	mu   sync.Mutex // the heartbeat works beside the caller
+	sock *socket    // nil: not applied
+	plan []rules.NFTTable
+	gen  string
+	stop func() // ends the heartbeat; nil: not diverting
+
+	// beating is held for as long as a datagram takes to send. Never is mu: an
+	// Apply may wait for the transactions of others while it holds that.
+	beating sync.Mutex
+	pulse   *pulse // nil: not diverting
 }
 
 var _ intercept.Mode = (*Mode)(nil)
@@ -73,14 +77,22 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 		_ = p.close() // nothing was sent
 		return fmt.Errorf("nft: applying: %w", err)
 	}
-	if m.pulse != nil {
-		_ = m.pulse.close() // a datagram socket has nothing to lose
-	}
-	m.pulse, m.gen = p, s.Generation
+	m.beatBy(p)
+	m.gen = s.Generation
 	if m.stop == nil {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
 	}
 	return nil
+}
+
+// beatBy replaces the pulse.
+func (m *Mode) beatBy(p *pulse) {
+	m.beating.Lock()
+	defer m.beating.Unlock()
+	if m.pulse != nil {
+		_ = m.pulse.close() // a datagram socket has nothing to lose
+	}
+	m.pulse = p
 }
 
 func (m *Mode) install(plan []rules.NFTTable) error {
@@ -157,11 +169,16 @@ func sameShape(a, b rules.NFTTable) bool {
 // beat renews the set, and puts the guard back if somebody has flushed it: the
 // table of our own nobody else can touch.
 func (m *Mode) beat() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := m.pulse.send(); err != nil {
+	m.beating.Lock()
+	err := m.pulse.send()
+	m.beating.Unlock()
+	if err != nil {
 		return err
 	}
+	if !m.mu.TryLock() {
+		return nil // an Apply is at work, which makes the guard as well
+	}
+	defer m.mu.Unlock()
 	if len(m.plan) == 1 {
 		return nil
 	}
