@@ -206,3 +206,24 @@ func TestCase_B42_BesideKubeProxyOfNftables(t *testing.T) {
 		}
 	}
 }
+
+// Mode listen on an IPv6 address, for the target of the other family too.
+func TestListenOnIPv6(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, netns.Spec{RoutedPods: 1})
+	var err error
+	if s.server, err = s.Server(kas6.String(), "--allowed-destination", "localhost:6443"); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent(t, "--mode", "listen", "--bind-address", bind6.String(), "--target", "443:"+kas6.String(), "--target", "6443:localhost:6443")
+	same := s.steady(t)
+	for _, h := range s.clients() {
+		for port, peer := range map[uint16]netip.Addr{servicePort: kas6.Addr(), kasPort: netip.MustParseAddr("127.0.0.1")} {
+			c := cell{h, netip.AddrPortFrom(bind6, port), []netip.Addr{peer}}
+			client := s.client(t, h, "https://"+c.to.String(), c.to)
+			seen(t, c, client.WhoAmI)
+			client.Close()
+		}
+	}
+	same()
+}

@@ -2,9 +2,11 @@ package stories
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -38,14 +40,15 @@ func TestCase_B68_DestinationNotAllowed(t *testing.T) {
 	same()
 }
 
-// The KAS is down: connections are held, since the server says so on Control,
-// and served when it is back. They never see anything but that, or a reset.
+// The KAS goes down: who finds that out is reset, because its bytes have left
+// with the question. From then on connections are held, since the server says
+// so on Control: served when the KAS is back, or reset when the hold ends.
 func TestUpstreamRefused(t *testing.T) {
 	t.Parallel()
 	s := newPlainScene(t)
 	// Nobody listens at the target "raw" yet.
 	same := s.steady(t)
-	first := connect(t, s.Node, raw4)
+	isCut(t, "the first client", s.Node, raw4)
 	if err := netns.Poll(patience, func() error {
 		if s.agent.Ready() == nil {
 			return errors.New("the agent has not heard that the upstream is down")
@@ -54,14 +57,17 @@ func TestUpstreamRefused(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	logged(t, s.server, 0, "upstream is down", raw4.String(), "refused")
-	logged(t, s.server, 0, `"reason":"refused"`)
-	isReset(t, "a client that nobody served", first, 8*time.Second)
-	second := connect(t, s.Node, raw4) // held by now from the start
-	greet(t, second, "still here")
+	logged(t, s.server, 0, "upstream is down", raw4.String(), `"reason":"refused"`)
+	start := time.Now()
+	isReset(t, "a client that nobody serves", connect(t, s.Node, raw4), 8*time.Second)
+	if took := time.Since(start); took < 4500*time.Millisecond {
+		t.Errorf("reset after %s, want 5 s", took)
+	}
+	held := connect(t, s.Node, raw4)
+	greet(t, held, "still here")
 	far := accepts(t, s.ControlPlane, raw4)
 	saying(t, far, "still here").Close()
-	second.Close()
+	held.Close()
 	if metric(t, s.server, `kasway_server_upstream_dials_total{address="`+raw4.String()+`",result="refused",upstream="raw"}`) == 0 {
 		t.Error("no refused dial was counted")
 	}
@@ -236,4 +242,42 @@ func (s *scene) file(t *testing.T, name, text string) string {
 func (s *scene) startServerFile(file string) (err error) {
 	s.server, err = s.Server("", "-f", file)
 	return err
+}
+
+// A client that gives up while the server dials is noticed there: the dial is
+// cancelled, and nothing of it stays open.
+func TestClientGivesUpWhileDialling(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, netns.Spec{})
+	s.blackHole(t)
+	if err := s.startServerFile(s.serverFile(t, `upstreams:
+- {name: kas, addresses: ["`+kas4.String()+`"]}
+- {name: raw, addresses: ["`+dropped+`"], dialTimeout: 30s}
+policy: {agents: [{identity: "*", targets: ["*"]}]}
+`)); err != nil {
+		t.Fatal(err)
+	}
+	s.startAgent(t, diverting("nft")...)
+	same := s.steady(t)
+	dialling := func(want int) error {
+		out, err := s.ControlPlane.Run("ss", "-Htn", "state", "syn-sent")
+		if n := strings.Count(out, "\n"); err == nil && n != want {
+			err = fmt.Errorf("%d dials are under way, want %d", n, want)
+		}
+		return err
+	}
+	clients := []*net.TCPConn{connect(t, s.Node, raw4), connect(t, s.Node, raw4), connect(t, s.Node, raw4)}
+	if err := netns.Poll(patience, func() error { return dialling(len(clients)) }); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range clients {
+		reset(t, c)
+	}
+	if err := netns.Poll(5*time.Second, func() error { return dialling(0) }); err != nil {
+		t.Errorf("after the clients have gone: %v", err)
+	}
+	if err := s.agent.Ready(); err != nil {
+		t.Errorf("clients that give up say nothing about the upstream: %v", err)
+	}
+	same()
 }

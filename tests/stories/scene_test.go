@@ -37,8 +37,9 @@ var (
 	raw4 = netip.AddrPortFrom(netns.KAS4, rawPort)
 	raw6 = netip.AddrPortFrom(netns.KAS6, rawPort)
 	etcd = netip.AddrPortFrom(netns.KAS4, etcdPort)
-	// bind is what mode listen listens on.
-	bind = netip.MustParseAddr("169.254.77.2")
+	// What mode listen listens on.
+	bind  = netip.MustParseAddr("169.254.77.2")
+	bind6 = netip.MustParseAddr("fd77::2")
 )
 
 // plan lets the ranges of both sides overlap: the control plane has networks of
@@ -86,7 +87,7 @@ func open(spec netns.Spec) (s *scene, err error) {
 	if s.Stack, err = stack.New(topo, bin, dir); err != nil {
 		return s, err
 	}
-	if s.kas, err = kas.New(kas.Config{Names: []string{kasName}, Addresses: append(topo.Plan.KAS, bind, netip.MustParseAddr("fd77::2"))}); err != nil {
+	if s.kas, err = kas.New(kas.Config{Names: []string{kasName}, Addresses: append(topo.Plan.KAS, bind, bind6)}); err != nil {
 		return s, err
 	}
 	s.end = append(s.end, func() error {
@@ -144,10 +145,7 @@ func newScene(t *testing.T, spec netns.Spec) *scene {
 // inspect shows what the processes logged if the test has failed, and fails it
 // if one of them had a race or a panic.
 func (s *scene) inspect(t *testing.T) {
-	for _, p := range []*stack.Process{s.server, s.agent} {
-		if p == nil {
-			continue
-		}
+	for _, p := range s.Processes {
 		log := p.Log()
 		if strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
 			t.Error("a race or a panic in a process")
