@@ -70,6 +70,7 @@ func (s *Stack) start(h *netns.Host, name, operators string, args []string) (*Pr
 			p.Socket = args[i+1]
 		}
 	}
+	s.Processes = append(s.Processes, p)
 	return p, p.Start()
 }
 

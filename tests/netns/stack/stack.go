@@ -38,8 +38,10 @@ type Stack struct {
 	// machine's.
 	Hosts string
 	// At is where the agent looks for the server.
-	At  netip.AddrPort
-	bin string
+	At netip.AddrPort
+	// Processes are all that were started, the ended ones too.
+	Processes []*Process
+	bin       string
 }
 
 // New makes certificates and starts nothing yet. bin is the folder of
