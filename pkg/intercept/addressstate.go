@@ -81,17 +81,27 @@ func (s addressState) makeDir() (made bool, err error) {
 	return true, nil
 }
 
-// write replaces a file of the directory, so that a crash leaves the old or the
-// new one.
+// write replaces a file of the directory, so that a crash, of the machine too,
+// leaves the old or the new one: an agent does not start with half a memory.
 func (s addressState) write(name string, b []byte) error {
 	path := filepath.Join(s.dir, name)
-	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
-		return fmt.Errorf("writing the state: %w", err)
+	err := writeSynced(path+".new", b)
+	if err == nil {
+		err = os.Rename(path+".new", path)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err != nil {
 		return fmt.Errorf("writing the state: %w", err)
 	}
 	return nil
+}
+
+func writeSynced(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // remove forgets everything; the directory stays unless we have made it and
