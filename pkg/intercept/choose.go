@@ -149,7 +149,8 @@ func (cfg *ChooseConfig) sweep(ctx context.Context, cands []Candidate) {
 			continue
 		}
 		if err := c.Cleanup(ctx); err != nil {
-			cfg.Log.WithField(observe.FieldMode, c.Name).WithError(err).Debug("looking for leftovers of a mode not in use")
+			cfg.Log.WithField(observe.FieldMode, c.Name).WithError(err).
+				Warn("leftovers of a mode not in use could not be removed, or looked for: a guard of its would refuse connects")
 		}
 	}
 }

@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -84,6 +87,26 @@ func TestChooseTheFirstThatWorks(t *testing.T) {
 		if v.of(key) != 1 {
 			t.Errorf("metric %s is not 1", key)
 		}
+	}
+}
+
+// What a mode not in use has left may refuse every client: that it could not be
+// removed is worth a warning, and no reason to give up the one that works.
+func TestChooseWarnsOfLeftovers(t *testing.T) {
+	var diary []string
+	log, hook := logs(t)
+	stuck := (&fakeMode{name: "stuck", diary: &diary}).candidate()
+	stuck.Cleanup = func(context.Context) error { return errProof }
+	c, err := Choose(t.Context(), ChooseConfig{
+		Try: []Candidate{(&fakeMode{name: "a", diary: &diary}).candidate()}, Others: []Candidate{stuck},
+		Prove: func(context.Context, rules.State) error { return nil }, Log: log,
+	})
+	if err != nil || c.Name != "a" {
+		t.Fatalf("%+v, %v", c, err)
+	}
+	last := hook.LastEntry()
+	if last.Level != logrus.WarnLevel || last.Data[observe.FieldMode] != "stuck" || last.Data[logrus.ErrorKey] != errProof {
+		t.Errorf("the last line is %v: %q %v", last.Level, last.Message, last.Data)
 	}
 }
 
