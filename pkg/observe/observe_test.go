@@ -7,7 +7,6 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -89,44 +88,6 @@ func TestTextIsFitForOneField(t *testing.T) {
 	}
 	if got := Text(strings.Repeat("\x80", 10*MaxText)); len(got) > 4*MaxText+len("…") {
 		t.Errorf("%d bytes of escapes", len(got))
-	}
-}
-
-func TestSampledCountsWhatItLeavesOut(t *testing.T) {
-	now := time.Unix(1000, 0)
-	s := NewSampled(time.Second, 2)
-	s.now = func() time.Time { return now }
-	log, out := logrus.New(), &bytes.Buffer{}
-	log.SetOutput(out)
-	log.SetFormatter(&logrus.JSONFormatter{})
-	say := func() bool {
-		l, ok := s.Allow(log)
-		if ok {
-			l.Info("again")
-		}
-		return ok
-	}
-	for i, want := range []bool{true, true, false, false, false} {
-		if got := say(); got != want {
-			t.Fatalf("line %d logged: %v, want %v", i, got, want)
-		}
-	}
-	now = now.Add(999 * time.Millisecond)
-	if say() {
-		t.Fatal("a line before its time")
-	}
-	out.Reset()
-	now = now.Add(time.Millisecond)
-	if first, second := say(), say(); !first || second {
-		t.Fatal("after one interval exactly one line may pass")
-	}
-	if !strings.Contains(out.String(), `"suppressed":4`) {
-		t.Errorf("the line does not count the four left out: %s", out)
-	}
-	now = now.Add(time.Hour)
-	out.Reset()
-	if first, second, third := say(), say(), say(); !first || !second || third {
-		t.Fatal("after a long rest a full burst, and no more, may pass")
 	}
 }
 
