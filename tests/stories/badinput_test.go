@@ -196,7 +196,7 @@ func TestBadInputFromAnAgent(t *testing.T) {
 		{"hello of another version", call("grpc-status=9", tunnelpb.MethodControl, hello(7, 9)), `kasway_server_handshake_failures_total{reason="protocol"}`, []string{"no common protocol", "speaks 7 to 9"}},
 		{"garbage behind TLS", func(t *testing.T) {
 			c := tls.Client(s.raw(t), s.clientTLS(t, good))
-			defer c.Close()
+			defer shut(c)
 			if _, err := io.WriteString(c, strings.Repeat("garbage ", 100)); err != nil {
 				t.Error(err)
 			}
@@ -204,7 +204,7 @@ func TestBadInputFromAnAgent(t *testing.T) {
 		}, noHello, link},
 		{"silence behind TLS", func(t *testing.T) {
 			c := tls.Client(s.raw(t), s.clientTLS(t, good))
-			defer c.Close()
+			defer shut(c)
 			start := time.Now()
 			if err := c.Handshake(); err != nil {
 				t.Error(err)
@@ -236,7 +236,7 @@ func TestBadInputAtTheOtherPorts(t *testing.T) {
 		say := func(text, want string) func(t *testing.T) {
 			return func(t *testing.T) {
 				c := connect(t, p.host, netip.MustParseAddrPort(p.at))
-				defer c.Close()
+				defer shut(c)
 				deadline(t, c, 12*time.Second)
 				_, _ = io.WriteString(c, text)
 				got, err := io.ReadAll(c)
@@ -286,7 +286,7 @@ func TestBadServers(t *testing.T) {
 			select {
 			case c := <-far:
 				_, _ = io.WriteString(c, "SSH-2.0-none\r\n")
-				c.Close()
+				shut(c)
 			case <-stop:
 				return
 			}

@@ -26,8 +26,7 @@ func TestHeldAndReleased(t *testing.T) {
 			s, to := newHoldScene(t, mode)
 			far := accepts(t, s.ControlPlane, raw4)
 			c, f := pair(t, s.Node, to, far)
-			c.Close()
-			f.Close()
+			shut(c, f)
 			s.stopServer(t)
 
 			// Not back in time: held for 5 s from the connect, then reset.
@@ -55,7 +54,7 @@ func TestHeldAndReleased(t *testing.T) {
 			}
 			for _, c := range late {
 				hear(t, c, "served")
-				c.Close()
+				shut(c)
 			}
 			rises(t, s.agent, `kasway_agent_intercept_refused_total{reason="held"}`, 0, 2)
 		})

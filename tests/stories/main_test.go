@@ -26,7 +26,7 @@ func run(m *testing.M) int {
 		if bin, err = os.MkdirTemp("", "kasway-bin-"); err != nil {
 			return fail(err)
 		}
-		defer os.RemoveAll(bin)
+		defer func() { _ = os.RemoveAll(bin) }() // in the folder for temporary files
 		// Its processes stand for other users of the node, who must reach it.
 		if err := os.Chmod(bin, 0o755); err != nil {
 			return fail(err)

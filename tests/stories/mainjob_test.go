@@ -65,7 +65,7 @@ func TestMainJob(t *testing.T) {
 								t.Errorf("%s: watch: %v", c, err)
 							}
 						}
-						w.Close()
+						shut(w)
 					}
 					client.Close()
 				}
@@ -170,7 +170,7 @@ func TestCase_B45_OwnAddressOnTheCapturedPort(t *testing.T) {
 					if local := c.LocalAddr().(*net.TCPAddr).AddrPort(); err != nil || who != local {
 						t.Errorf("%s to %s: the service sees %s, %v; want the client's own %s", h.Label, to, who, err, local)
 					}
-					c.Close()
+					shut(c)
 				}
 			}
 		})

@@ -23,7 +23,7 @@ func TestCase_B68_DestinationNotAllowed(t *testing.T) {
 	if err := (netns.Probe{From: s.ControlPlane, To: etcd}).Reach(patience); err != nil {
 		t.Fatal(err) // or nothing would be shown by its not being dialled
 	}
-	next(t, accepted).Close()
+	shut(next(t, accepted))
 	const counter = `kasway_server_refused_total{reason="unknown-target"}`
 	was, from := metric(t, s.server, counter), len(s.server.Log())
 	same := s.steady(t)
@@ -66,8 +66,8 @@ func TestUpstreamRefused(t *testing.T) {
 	held := connect(t, s.Node, raw4)
 	greet(t, held, "still here")
 	far := accepts(t, s.ControlPlane, raw4)
-	saying(t, far, "still here").Close()
-	held.Close()
+	shut(saying(t, far, "still here"))
+	shut(held)
 	if metric(t, s.server, `kasway_server_upstream_dials_total{address="`+raw4.String()+`",result="refused",upstream="raw"}`) == 0 {
 		t.Error("no refused dial was counted")
 	}
@@ -96,7 +96,7 @@ func TestUnreachableIsRefusedWhereAskedFor(t *testing.T) {
 					err := netns.Poll(patience, func() error {
 						c, err := dial(t, h, at)
 						if err == nil {
-							c.Close()
+							shut(c)
 							return errors.New("connected")
 						}
 						// Until the first failure the target is open; who is taken
@@ -122,7 +122,7 @@ func TestUnreachableIsRefusedWhereAskedFor(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						defer c.Close()
+						defer shut(c)
 						_, err = c.Write([]byte("x"))
 						return err
 					})
@@ -130,7 +130,7 @@ func TestUnreachableIsRefusedWhereAskedFor(t *testing.T) {
 						t.Errorf("%s to %s after the upstream's return: %v", h.Label, at, err)
 						continue
 					}
-					next(t, far).Close()
+					shut(next(t, far))
 				}
 			}
 		})
@@ -167,8 +167,7 @@ policy: {agents: [{identity: "*", targets: ["*"]}]}
 	far := open()
 	logged(t, s.server, 0, "upstream is up again", dropped)
 	c, f := pair(t, s.Node, raw4, far)
-	c.Close()
-	f.Close()
+	shut(c, f)
 	same() // no probe is under way any more
 }
 
@@ -187,8 +186,7 @@ func TestTwoUpstreams(t *testing.T) {
 	s.startAgent(t, diverting("nft")...)
 	same := s.steady(t)
 	c, f := pair(t, s.Node, raw4, far4) // the first one refuses
-	c.Close()
-	f.Close()
+	shut(c, f)
 	logged(t, s.server, 0, "upstream is down", raw6.String(), "refused")
 	if err := s.agent.Ready(); err != nil {
 		t.Errorf("one of two upstreams is up, and the agent is not ready: %v", err)
@@ -196,11 +194,10 @@ func TestTwoUpstreams(t *testing.T) {
 	far6 = accepts(t, s.ControlPlane, raw6)
 	logged(t, s.server, 0, "upstream is up again", raw6.String())
 	for len(far6) > 0 { // the probe that found out
-		(<-far6).Close()
+		shut((<-far6))
 	}
 	c, f = pair(t, s.Node, raw4, far6)
-	c.Close()
-	f.Close()
+	shut(c, f)
 	same()
 }
 

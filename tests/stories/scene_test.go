@@ -115,7 +115,7 @@ func (s *scene) serveKAS(at netip.AddrPort) error {
 	return nil
 }
 
-// close ends everything, the last first, and fails if a process had a race.
+// close ends everything, the last first.
 func (s *scene) close() error {
 	var errs []error
 	for i := len(s.end) - 1; i >= 0; i-- {

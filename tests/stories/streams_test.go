@@ -31,8 +31,7 @@ func eachWay(t *testing.T, story func(t *testing.T, client, server *net.TCPConn)
 					t.Run(h.Label+" to "+to.String(), func(t *testing.T) {
 						client, server := pair(t, h, to, far)
 						story(t, client, server)
-						client.Close()
-						server.Close()
+						shut(client, server)
 					})
 				}
 			}

@@ -41,10 +41,17 @@ func accepts(t *testing.T, h *netns.Host, at ...netip.AddrPort) <-chan *net.TCPC
 	}
 	t.Cleanup(func() {
 		for len(conns) > 0 {
-			(<-conns).Close()
+			shut((<-conns))
 		}
 	})
 	return conns
+}
+
+// shut closes connections whose end is no part of the story.
+func shut(all ...io.Closer) {
+	for _, c := range all {
+		_ = c.Close()
+	}
 }
 
 // next waits for a connection.
@@ -52,7 +59,7 @@ func next(t *testing.T, conns <-chan *net.TCPConn) *net.TCPConn {
 	t.Helper()
 	select {
 	case c := <-conns:
-		t.Cleanup(func() { c.Close() })
+		t.Cleanup(func() { shut(c) })
 		deadline(t, c, patience)
 		return c
 	case <-time.After(patience):
@@ -71,7 +78,7 @@ func saying(t *testing.T, conns <-chan *net.TCPConn, word string) *net.TCPConn {
 		if _, err := io.ReadFull(c, got); err == nil && string(got) == word {
 			return c
 		}
-		c.Close()
+		shut(c)
 	}
 }
 
@@ -162,7 +169,7 @@ func isCut(t *testing.T, what string, h *netns.Host, to netip.AddrPort) {
 		return
 	}
 	isReset(t, what, c, 2*time.Second)
-	c.Close()
+	shut(c)
 }
 
 func reset(t *testing.T, c *net.TCPConn) {

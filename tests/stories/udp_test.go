@@ -34,7 +34,7 @@ func udpEcho(t *testing.T, h *netns.Host, at ...netip.AddrPort) []netip.AddrPort
 			}
 		}()
 		t.Cleanup(func() {
-			c.Close()
+			shut(c)
 			<-done
 		})
 	}

@@ -152,7 +152,7 @@ func (p *peer) answer() string {
 	}
 }
 
-func (p *peer) close() { p.conn.Close() }
+func (p *peer) close() { shut(p.conn) }
 
 // binary is binary metadata as gRPC writes it.
 func binary(b []byte) string { return base64.RawStdEncoding.EncodeToString(b) }
