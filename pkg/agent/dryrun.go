@@ -20,6 +20,10 @@ const (
 	DryRunPort = 40001
 )
 
+// dryRunNames is what looking up the targets' names may take: somebody waits
+// at a terminal, and what is not known by then is said.
+const dryRunNames = 3 * time.Second
+
 var dryRunNode6 = netip.MustParseAddr("fd77::1")
 
 // DryRun is the State that an agent of this configuration would install, less
@@ -34,7 +38,9 @@ func DryRun(ctx context.Context, c config.Agent, log logrus.FieldLogger) (rules.
 		return rules.State{}, err
 	}
 	r := rules.NewResolver(rules.ResolverConfig{Targets: p.diverted(c.Targets), Log: log})
-	r.Resolve(ctx)
+	names, cancel := context.WithTimeout(ctx, dryRunNames)
+	defer cancel()
+	r.Resolve(names)
 	s := rules.State{
 		Generation: DryRunGeneration, Clients: c.Intercept.Clients, WhenDown: c.Intercept.WhenDown,
 		Mark: Mark, MarkMask: Mark, Node4: p.node4, Node6: p.node6,
