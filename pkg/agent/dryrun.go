@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/netip"
+	"time"
 	"slices"
 
 	"github.com/sirupsen/logrus"
