@@ -3,8 +3,8 @@ package agent
 import (
 	"context"
 	"net/netip"
-	"time"
 	"slices"
+	"time"
 
 	"github.com/sirupsen/logrus"
 
