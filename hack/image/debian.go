@@ -60,7 +60,7 @@ func refresh(ctx context.Context, kept, arch string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(state)
+	defer func() { _ = os.RemoveAll(state) }()
 	if err := download(ctx, state, arch); err != nil {
 		if !there {
 			return err

@@ -179,7 +179,7 @@ func TestSameMachine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	for arch, machine := range machines {
 		if err := sameMachine(root, arch); (err == nil) != (machine == f.Machine) {
 			t.Errorf("a program for %s in a layer for %s: %v", f.Machine, arch, err)

@@ -48,7 +48,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(work)
+	defer func() { _ = os.RemoveAll(work) }()
 	for _, arch := range o.archs {
 		for _, binary := range o.names {
 			path := filepath.Join(o.out, binary+"_"+arch+".tar")
