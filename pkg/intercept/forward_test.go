@@ -201,8 +201,19 @@ func TestForwardRefusals(t *testing.T) {
 		"other":       errors.New("unheard of"),
 	} {
 		t.Run(want, func(t *testing.T) {
-			s := tell(t, 0, func(context.Context, dial.Target) (dial.Conn, error) { return nil, err })
+			hold := time.Second
+			if errors.Is(err, dial.ErrNoLink) || errors.Is(err, dial.ErrNoUpstream) {
+				hold = 0 // these alone are worth another try
+			}
+			var dials atomic.Int64
+			s := tell(t, hold, func(context.Context, dial.Target) (dial.Conn, error) {
+				dials.Add(1)
+				return nil, err
+			})
 			wantRefused(t, s.addr())
+			if n := dials.Load(); n != 1 {
+				t.Errorf("dialled %d times", n)
+			}
 			if s.metrics.of("refused_total "+want) != 1 {
 				t.Error("not counted")
 			}

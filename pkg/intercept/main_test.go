@@ -200,6 +200,9 @@ func wantRefused(t *testing.T, at netip.AddrPort) {
 // wantReset fails t unless c was reset before any byte came.
 func wantReset(t *testing.T, c net.Conn) {
 	t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("read %d bytes and %v, want a reset and nothing before", n, err)
 	}
