@@ -126,12 +126,22 @@ func TestAssemble(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	archive := filepath.Join(t.TempDir(), "image.tar")
-	if err := tarball.WriteToFile(archive, name.MustParseReference("kasway-agent:x"), img); err != nil {
+	archive, names := filepath.Join(t.TempDir(), "image.tar"), tags("kasway-agent", "v1")
+	if err := writeArchive(archive, img, names); err != nil {
 		t.Fatal(err)
 	}
-	if img, err = tarball.ImageFromPath(archive, nil); err != nil {
-		t.Fatal(err)
+	open := func() (io.ReadCloser, error) { return os.Open(archive) }
+	if manifest, err := tarball.LoadManifest(open); err != nil || !slices.Equal(manifest[0].RepoTags, names) {
+		t.Errorf("the archive names its image %v (%v), want %v", manifest, err, names)
+	}
+	for _, n := range names { // found under each
+		tag, err := name.NewTag(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if img, err = tarball.Image(open, &tag); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := validate.Image(img); err != nil {
 		t.Error(err)

@@ -15,10 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-
-	"github.com/google/go-containerregistry/pkg/name"
-	v1 "github.com/google/go-containerregistry/pkg/v1"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
 // options say what is made.
@@ -88,15 +84,7 @@ func build(ctx context.Context, work, path, binary, arch, version string) (int64
 	if err != nil {
 		return 0, err
 	}
-	images := map[name.Tag]v1.Image{}
-	for _, t := range tags(binary, version) {
-		ref, err := name.NewTag(t, name.WithDefaultRegistry(""))
-		if err != nil {
-			return 0, err
-		}
-		images[ref] = img
-	}
-	if err := tarball.MultiWriteToFile(path, images); err != nil {
+	if err := writeArchive(path, img, tags(binary, version)); err != nil {
 		return 0, err
 	}
 	info, err := os.Stat(path)
