@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/http"
 	"syscall"
 	"time"
@@ -42,13 +41,4 @@ func ask(ctx context.Context, socket string) (agent.Status, error) {
 		return s, fmt.Errorf("reading the agent's answer: %w", err)
 	}
 	return s, nil
-}
-
-// answers reports whether somebody listens on socket.
-func answers(socket string) bool {
-	c, err := net.DialTimeout("unix", socket, time.Second)
-	if err != nil {
-		return false
-	}
-	return c.Close() == nil
 }

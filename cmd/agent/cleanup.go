@@ -25,7 +25,7 @@ and mode, and with them the guard that refuses connects while no agent lives. It
 needs neither a configuration nor the tunnel, and may be run any number of times.`,
 		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			running := answers(socket)
+			running := observe.Answers(socket)
 			if running && !force {
 				return fmt.Errorf("an agent is running here (%s answers): stop it first, or say --force", socket)
 			}
@@ -39,7 +39,7 @@ needs neither a configuration nor the tunnel, and may be run any number of times
 				errs = append(errs, err)
 			}
 			if !running {
-				if err := observe.RemoveStaleSocket(socket); err != nil {
+				if err := observe.RemoveStale(socket); err != nil {
 					errs = append(errs, err)
 				}
 			}

@@ -6,8 +6,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -194,30 +192,6 @@ func (a *Agent) build() (closers []func(), err error) {
 	try, others := a.cfg.Modes(Parts{Listeners: a.listeners, Addresses: a.addresses, Metrics: m, Log: a.log})
 	a.view.try, a.view.others, a.view.metrics = try, others, m
 	return closers, nil
-}
-
-// observe opens the operators' port and the admin socket.
-func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
-	o := a.cfg.Agent.Observe
-	if o.Address != "" {
-		l, err := net.Listen("tcp", o.Address)
-		if err != nil {
-			return fmt.Errorf("operator port: %w; choose another with observe.address (--observe-address)", intercept.ExplainListen(err))
-		}
-		g.Go(func() error {
-			return observe.Serve(ctx, l, observe.OperatorHandler(a.ready, a.cfg.Registry))
-		})
-	}
-	if o.AdminSocket != "" {
-		l, err := observe.ListenSocket(o.AdminSocket)
-		if err != nil {
-			return fmt.Errorf("admin %w; choose another with observe.adminSocket (--admin-socket)", err)
-		}
-		g.Go(func() error {
-			return observe.Serve(ctx, l, observe.AdminHandler(a.ready, func() any { return a.Status() }))
-		})
-	}
-	return nil
 }
 
 // lookUp resolves the targets' names for the first time.
