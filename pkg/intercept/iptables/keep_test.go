@@ -53,6 +53,23 @@ func TestKeep_RulesOfOthers(t *testing.T) {
 	}
 }
 
+// A reset of a whole firewall also destroys the sets, which it can once no rule
+// refers to them.
+func TestKeep_SetsOfOthers(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	h := l.agent()
+	l.apply(h, "g1", rules.Refuse)
+	for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
+		for _, table := range []string{"filter", "nat"} {
+			l.node(tool + " -t " + table + " -F")
+			l.node(tool + " -t " + table + " -X")
+		}
+	}
+	l.node("ipset destroy")
+	l.divertedWithin(repaired)
+}
+
 // Where the node's programs start together, nobody has rules yet when the back
 // end is chosen; then kube-proxy uses the other one, whose nat hook comes first.
 func TestKeep_FollowsKubeProxy(t *testing.T) {

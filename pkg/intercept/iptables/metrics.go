@@ -16,7 +16,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 	return &Metrics{
 		repairs: f.NewCounter(prometheus.CounterOpts{
 			Name: "kasway_agent_iptables_repairs_total",
-			Help: "Times that a rule of ours was not first or gone, and was put back.",
+			Help: "Times that a rule of ours was not first or gone, or a set gone, and was put back.",
 		}),
 		failures: f.NewCounter(prometheus.CounterOpts{
 			Name: "kasway_agent_iptables_check_failures_total",

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
@@ -147,11 +148,19 @@ func (m *Mode) beginBeating(want []rules.IPSet) error {
 	return nil
 }
 
-// beat takes no lock: an iptables command may hold m.mu for seconds.
+// beat takes no lock: an iptables command may hold m.mu for seconds. A set that
+// somebody has destroyed is made again: without it the keeper could not put
+// back the rules either, which refer to it.
 func (m *Mode) beat() error {
 	var errs []error
 	for _, s := range *m.renew.Load() {
-		errs = append(errs, m.kernel.renew(s))
+		err := m.kernel.renew(s)
+		if errors.Is(err, unix.ENOENT) {
+			m.cfg.Metrics.repairs.Inc()
+			m.cfg.Log.Warnf("iptables: somebody has destroyed the ipset %s, making it again", s.Name)
+			err = m.kernel.fill(s)
+		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
