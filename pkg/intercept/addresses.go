@@ -238,7 +238,8 @@ func hostNet(a netip.Addr) *net.IPNet {
 
 // CleanupAddresses removes from lo what any NodeAddresses with this state
 // directory has added, and its memory. It needs nothing of them, and may be
-// called again.
+// called again. An error about a memory that could not be read comes after all
+// that could be removed has been.
 func CleanupAddresses(stateDir string) error {
 	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
@@ -246,10 +247,9 @@ func CleanupAddresses(stateDir string) error {
 	}
 	defer nl.Close()
 	state := addressState{dir: stateDir}
-	m, err := state.load()
-	if err != nil {
-		return err
-	}
+	// A memory that cannot be read keeps nothing here: our addresses are told
+	// by what they look like too, all but those of the configuration.
+	m, unread := state.load()
 	lo, err := nl.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("looking for lo: %w", err)
@@ -266,5 +266,11 @@ func CleanupAddresses(stateDir string) error {
 			return fmt.Errorf("removing %s from lo: %w", strings.TrimSpace(a.String()), err)
 		}
 	}
-	return state.remove(m)
+	if err := state.remove(m); err != nil {
+		return err
+	}
+	if unread != nil {
+		return fmt.Errorf("the addresses and the state that can be told to be ours are removed; if intercept.nodeAddresses.ipv6 or intercept.bindAddress was set, look for that address on lo: %w", unread)
+	}
+	return nil
 }

@@ -205,6 +205,36 @@ func TestCleanupWithoutMemory(t *testing.T) {
 	})
 }
 
+// A memory cut short must not keep the node from being cleaned up.
+func TestCleanupWithBrokenMemory(t *testing.T) {
+	in(t, func(run func(string) string) {
+		log, _ := logs(t)
+		before := run("ip -o addr")
+		dir := t.TempDir()
+		n := NewNodeAddresses(dir, log)
+		a6, err := n.Node6()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Ensure(NodeAddress{Addr: node4}, NodeAddress{Addr: a6}); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, addressesFile)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := CleanupAddresses(dir); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%v, want an error that names %s", err, path)
+		}
+		if after := run("ip -o addr"); after != before {
+			t.Errorf("left over:\n%s", after)
+		}
+		if err := CleanupAddresses(dir); err != nil {
+			t.Errorf("again: %v", err)
+		}
+	})
+}
+
 func TestNode6BrokenFile(t *testing.T) {
 	log, _ := logs(t)
 	dir := t.TempDir()
