@@ -82,8 +82,8 @@ func describe(c *x509.Certificate) string {
 }
 
 func checkMark() finding {
-	f := finding{Need: "mark of own sockets", State: stateOK, Detail: fmt.Sprintf("%#x", agent.Mark)}
-	if err := intercept.NewOwnSockets(agent.Mark, agent.Mark).Check(); err != nil {
+	f := finding{Need: "mark of own sockets", State: stateOK, Detail: fmt.Sprintf("%#x", intercept.Mark)}
+	if err := intercept.NewOwnSockets(intercept.Mark, intercept.Mark).Check(); err != nil {
 		f.State, f.Detail, f.privilege = stateMissing, err.Error(), errors.Is(err, intercept.ErrPrivilege)
 	}
 	return f
@@ -188,7 +188,7 @@ func checkServer(ctx context.Context, server string, t *tls.Config) finding {
 	if host, _, err := net.SplitHostPort(server); err == nil && t.ServerName == "" {
 		t.ServerName = host
 	}
-	d := tls.Dialer{NetDialer: &net.Dialer{Control: intercept.NewOwnSockets(agent.Mark, agent.Mark).Control}, Config: t}
+	d := tls.Dialer{NetDialer: &net.Dialer{Control: intercept.NewOwnSockets(intercept.Mark, intercept.Mark).Control}, Config: t}
 	start := time.Now()
 	c, err := d.DialContext(ctx, "tcp", server)
 	if err != nil {

@@ -134,7 +134,7 @@ func printRules(w io.Writer, mode string, s rules.State, bind []netip.Addr) erro
 			}
 		}
 		slices.SortFunc(guarded, netip.AddrPort.Compare)
-		text += rules.PlanNFTListen(guarded, agent.Mark, agent.Mark).String()
+		text += rules.PlanNFTListen(guarded, intercept.Mark, intercept.Mark).String()
 	default:
 		return fmt.Errorf("mode %q has nothing to print", mode)
 	}

@@ -38,7 +38,7 @@ refuse, connects are then refused until the next agent takes over, or until
 		}
 		wired, err := wire(cfg, log)
 		if err != nil {
-			return err
+			return cli.UsageErrorf("%w", err)
 		}
 		log.WithField("version", observe.Version).Info("kasway-agent starts")
 		if err := agent.Run(c.Context(), wired); err != nil {

@@ -105,7 +105,7 @@ func wire(cfg config.Agent, log logrus.FieldLogger) (agent.Config, error) {
 			return agent.Config{}, err
 		}
 	}
-	own := intercept.NewOwnSockets(agent.Mark, agent.Mark)
+	own := intercept.NewOwnSockets(intercept.Mark, intercept.Mark)
 	links := tunnel.NewLinks(tunnel.LinksConfig{
 		Servers: cfg.Links.Servers, TLS: tls, DialContext: own.DialContext, Node: node, Version: observe.Version,
 		Log: log, Metrics: tunnel.NewLinksMetrics(reg),

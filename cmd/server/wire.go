@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"syscall"
 
 	"github.com/sirupsen/logrus"
 
@@ -25,6 +26,7 @@ func wire(cfg config.Server, log logrus.FieldLogger) (server.Options, error) {
 	return server.Options{
 		Config:   cfg,
 		Resolver: net.DefaultResolver,
+		Dialer:   &net.Dialer{Control: markIfAllowed},
 		Log:      log,
 		Registry: reg,
 		Explain:  intercept.ExplainListen,
@@ -44,4 +46,13 @@ func wire(cfg config.Server, log logrus.FieldLogger) (server.Options, error) {
 			})
 		},
 	}, nil
+}
+
+// markIfAllowed marks what the server dials as an agent's own sockets are, so
+// that an agent on the same host does not divert it back to the server. Where
+// the server may not set marks it has no agent beside it, or an upstream that
+// the agent does not divert, such as a loopback address.
+func markIfAllowed(network, address string, c syscall.RawConn) error {
+	_ = intercept.NewOwnSockets(intercept.Mark, intercept.Mark).Control(network, address, c)
+	return nil
 }

@@ -44,7 +44,7 @@ func DryRun(ctx context.Context, c config.Agent, log logrus.FieldLogger) (rules.
 	r.Resolve(names)
 	s := rules.State{
 		Generation: DryRunGeneration, Clients: c.Intercept.Clients, WhenDown: c.Intercept.WhenDown,
-		Mark: Mark, MarkMask: Mark, Node4: p.node4, Node6: p.node6,
+		Mark: intercept.Mark, MarkMask: intercept.Mark, Node4: p.node4, Node6: p.node6,
 	}
 	next := uint16(DryRunPort)
 	for _, t := range c.Targets {

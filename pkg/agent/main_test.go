@@ -127,7 +127,7 @@ func newRig(t *testing.T) *rig {
 	log.SetLevel(logrus.DebugLevel)
 	a := parse(t, text)
 	r.cfg = Config{
-		Agent: a, Generation: "gen1", Dial: echo(t), Links: r.links, Own: intercept.NewOwnSockets(Mark, Mark),
+		Agent: a, Generation: "gen1", Dial: echo(t), Links: r.links, Own: intercept.NewOwnSockets(intercept.Mark, intercept.Mark),
 		Modes: func(Parts) (try, others []intercept.Candidate) {
 			return []intercept.Candidate{r.candidate("fake")}, nil
 		},

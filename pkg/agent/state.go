@@ -11,11 +11,6 @@ import (
 	"github.com/kasway/kasway/pkg/rules"
 )
 
-// Mark is set on our own sockets, and exempts them from diversion. It avoids
-// the bits of kube-proxy (0x4000, 0x8000), Cilium (0x0f00), Calico
-// (0xffff0000), the AWS CNI (0x80) and Istio (0x539).
-const Mark = 0x40
-
 // placement is where listeners are and which addresses that takes.
 type placement struct {
 	listen       []netip.Addr
@@ -80,7 +75,7 @@ func (a *Agent) state() rules.State {
 	c := a.cfg.Agent.Intercept
 	s := rules.State{
 		Generation: a.cfg.Generation, Clients: c.Clients, WhenDown: c.WhenDown,
-		Mark: Mark, MarkMask: Mark, Node4: a.placed.node4, Node6: a.placed.node6,
+		Mark: intercept.Mark, MarkMask: intercept.Mark, Node4: a.placed.node4, Node6: a.placed.node6,
 	}
 	for _, t := range a.targets {
 		d := rules.Divert{Name: t.Name, Ports: a.ports[t.Name]}

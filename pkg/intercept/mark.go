@@ -13,6 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Mark is set on our own sockets, and exempts them from diversion. It avoids
+// the bits of kube-proxy (0x4000, 0x8000), Cilium (0x0f00), Calico
+// (0xffff0000), the AWS CNI (0x80) and Istio (0x539).
+const Mark = 0x40
+
 // OwnSockets makes the agent's own connections, which must never be diverted:
 // each carries the mark that every mode exempts, set before connect. Should one
 // come back to us all the same, Has tells it by its port. It is safe for

@@ -30,10 +30,14 @@ type uplinks struct {
 func (u *uplinks) has(index int) (name string, yes bool, err error) {
 	if now := time.Now(); u.set == nil || now.After(u.until) {
 		set, err := u.find()
-		if err != nil {
+		switch {
+		case err == nil:
+			u.set = set
+		case u.set == nil:
 			return "", false, fmt.Errorf("finding the uplinks: %w", err)
 		}
-		u.set, u.until = set, now.Add(uplinksTTL)
+		// After a failure, which routes in motion can cause, the last set stays.
+		u.until = now.Add(uplinksTTL)
 	}
 	name, yes = u.set[index]
 	return name, yes, nil

@@ -9,7 +9,9 @@ const (
 	FieldClient   = "client"   // who connected
 	FieldOriginal = "original" // address the client dialled
 	FieldWorkload = "workload" // unit, container or pod of the client
-	FieldAgent    = "agent"    // an agent's identity
+	FieldAgent    = "agent"    // an agent's proven identity
+	FieldNode     = "node"     // what an agent calls its node; it proves nothing
+	FieldFrom     = "from"     // address that a connection to us comes from
 	FieldServer   = "server"   // a server's address
 	FieldUpstream = "upstream" // a KAS's address
 	FieldReason   = "reason"   // why something was refused or ended

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/kasway/kasway/pkg/access"
@@ -80,7 +79,7 @@ func policy(c config.Server) (*access.Policy, error) {
 // policy names. All of them dial through the guard of addresses.
 func pools(o Options, p *access.Policy) (*upstream.Set, error) {
 	metrics := upstream.NewMetrics(o.Registry)
-	direct := access.GuardAddresses(o.Resolver, dial.Direct(&net.Dialer{}))
+	direct := access.GuardAddresses(o.Resolver, dial.Direct(o.Dialer))
 	var all []upstream.Config
 	add := func(name string, timeout time.Duration, addresses ...string) {
 		all = append(all, upstream.Config{

@@ -54,6 +54,8 @@ type Options struct {
 	NewTunnel func(Carry) Tunnel
 	// Resolver resolves the names of destinations and upstreams.
 	Resolver access.Resolver
+	// Dialer makes the connections to destinations and upstreams.
+	Dialer   *net.Dialer
 	Log      logrus.FieldLogger
 	Registry *prometheus.Registry
 	// Explain says more about why a port could not be listened on, such as who

@@ -114,7 +114,12 @@ func TestCase_B91_NoCA(t *testing.T) {
 	for name, identity := range map[string]config.Identity{"certificate without CA": id, "nothing": {}} {
 		f := newFake()
 		o, hook := options(t, f, config.Server{Identity: identity})
-		err := Run(t.Context(), o)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // in which it does not start
+		defer cancel()
+		err := Run(ctx, o)
+		if err == nil {
+			t.Fatalf("%s: it ran", name)
+		}
 		if !errors.Is(err, ErrConfig) || !errors.Is(err, certs.ErrNoCA) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -76,7 +76,7 @@ func options(t *testing.T, f *fakeTunnel, c config.Server) (Options, *logtest.Ho
 	c.Observe.Address = "127.0.0.1:0"
 	c.Observe.AdminSocket = filepath.Join(t.TempDir(), "server.sock")
 	return Options{
-		Config: c, NewTunnel: f.make, Resolver: net.DefaultResolver,
+		Config: c, NewTunnel: f.make, Resolver: net.DefaultResolver, Dialer: &net.Dialer{},
 		Log: log, Registry: observe.NewRegistry("server"),
 	}, hook
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,7 +25,7 @@ func (s *Server) control(stream grpc.ServerStream) error {
 		return err
 	}
 	p := link.peer()
-	log := s.cfg.Log.WithField(observe.FieldAgent, p.Node).WithField("from", p.Addr.String())
+	log := s.cfg.Log.WithFields(logrus.Fields{observe.FieldNode: p.Node, observe.FieldFrom: p.Addr.String()})
 	log.Info("link is up")
 	err := s.inform(link, stream)
 	log.WithError(link.lost()).Info("the link takes no new streams")

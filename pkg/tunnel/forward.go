@@ -37,10 +37,10 @@ func (s *Server) carry(link *peerLink, stream grpc.ServerStream) error {
 	}
 	log := s.cfg.Log.WithFields(logrus.Fields{
 		observe.FieldConn: target.ID, observe.FieldTarget: target.Name,
-		observe.FieldClient: target.Client.String(), observe.FieldAgent: link.peer().Node,
+		observe.FieldClient: target.Client.String(), observe.FieldNode: link.peer().Node,
 	})
 	if err := s.count(link); err != nil {
-		s.quiet.warn(logrus.Fields{observe.FieldAgent: link.peer().Node, logrus.ErrorKey: err}, "a stream was refused")
+		s.quiet.warn(logrus.Fields{observe.FieldNode: link.peer().Node, logrus.ErrorKey: err}, "a stream was refused")
 		return err
 	}
 	defer s.uncount(link)

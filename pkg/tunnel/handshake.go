@@ -82,7 +82,12 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		err = errALPN
 	}
 	if err != nil {
-		c.server.refused(raw.RemoteAddr(), handshakeReason(err, seen), err)
+		reason := handshakeReason(err, seen)
+		if reason == refusedClosed && errors.Is(err, io.EOF) { // not in the middle of a hello
+			c.server.probed(raw.RemoteAddr())
+		} else {
+			c.server.refused(raw.RemoteAddr(), reason, err)
+		}
 		_ = raw.Close()
 		return nil, nil, err
 	}
@@ -92,11 +97,18 @@ func (c *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	return link.watch(conn), link, nil
 }
 
+// probed counts a connection that ended before it said anything, as those of
+// health checks do.
+func (s *Server) probed(from net.Addr) {
+	s.cfg.Metrics.handshakes.WithLabelValues(refusedClosed).Inc()
+	s.cfg.Log.WithField(observe.FieldFrom, from.String()).Debug("a connection to the agents' port ended without a word")
+}
+
 // refused reports a connection that did not become a link.
 func (s *Server) refused(from net.Addr, reason string, err error) {
 	s.cfg.Metrics.handshakes.WithLabelValues(reason).Inc()
 	s.quiet.warn(logrus.Fields{
-		observe.FieldAgent: from.String(), observe.FieldReason: reason, logrus.ErrorKey: err,
+		observe.FieldFrom: from.String(), observe.FieldReason: reason, logrus.ErrorKey: err,
 	}, "a connection to the agents' port did not become a link")
 }
 

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/kasway/kasway/pkg/dial"
@@ -83,7 +84,12 @@ func TestServer_Strangers(t *testing.T) {
 			eventually(t, "counted as "+test.reason, func() bool {
 				return value(t, b.serverReg, "kasway_server_handshake_failures_total", test.reason) == before+1
 			})
-			eventually(t, "logged", func() bool { return b.logged("did not become a link", c.LocalAddr().String(), test.reason) })
+			eventually(t, "logged", func() bool {
+				if name == "leaves_at_once" { // as a health check does
+					return b.logged("ended without a word", c.LocalAddr().String())
+				}
+				return b.logged("did not become a link", c.LocalAddr().String(), test.reason)
+			})
 			b.log.Reset()
 		})
 	}
@@ -123,10 +129,11 @@ func TestServer_StrangersAreLoggedSparingly(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		_, _ = c.Write([]byte("garbage, and enough of it"))
 		_ = c.Close()
 	}
 	eventually(t, "all counted", func() bool {
-		return value(t, b.serverReg, "kasway_server_handshake_failures_total", refusedClosed) == 200
+		return value(t, b.serverReg, "kasway_server_handshake_failures_total", refusedNotTLS) == 200
 	})
 	if n := len(b.log.AllEntries()); n == 0 || n > 30 {
 		t.Errorf("%d lines for 200 strangers", n)
@@ -214,8 +221,9 @@ func TestServer_AgentTooNew(t *testing.T) {
 func TestServer_StateMachine(t *testing.T) {
 	b := newBench(t, newTarget(t).dial, setup{})
 	cc := b.rawClient()
+	ctx := t.Context()
 	code := func(method string, first any) codes.Code {
-		s, err := cc.NewStream(t.Context(), &forwardStream, method)
+		s, err := cc.NewStream(ctx, &forwardStream, method)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,6 +242,17 @@ func TestServer_StateMachine(t *testing.T) {
 	if c := code(tunnelpb.MethodForward, nil); c != codes.InvalidArgument {
 		t.Errorf("Forward without OPEN: %v", c)
 	}
+	open, err := encodeOpen(full())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cancel context.CancelFunc
+	ctx, cancel = context.WithTimeout(metadata.AppendToOutgoingContext(ctx, tunnelpb.KeyOpen, open), 5*time.Second) // it would be carried
+	if c := code(tunnelpb.MethodForward, nil); c != codes.InvalidArgument {
+		t.Errorf("Forward before the hello: %v", c)
+	}
+	cancel()
+	ctx = t.Context()
 	if c := code(tunnelpb.MethodControl, &tunnelpb.ToServer{}); c != codes.InvalidArgument {
 		t.Errorf("Control without hello: %v", c)
 	}
