@@ -23,7 +23,7 @@ func TestCase_B68_DestinationNotAllowed(t *testing.T) {
 	m := NewServerMetrics(reg)
 	log, hook := quiet()
 	end := &dialled{}
-	guard := Guard(mustPolicy(t, PolicyConfig{AllowedDestinations: []string{"kas.example:6443"}}), log, m, end.dial)
+	guard := Guard(mustPolicy(t, PolicyConfig{AllowedDestinations: []string{"kas.example:6443"}, Upstreams: []string{"etcd"}}), log, m, end.dial)
 	ctx := With(t.Context(), Identity{Name: "node1", TrustDomain: "prod"})
 
 	c, err := guard(ctx, dial.Target{
@@ -66,6 +66,13 @@ func TestCase_B68_DestinationNotAllowed(t *testing.T) {
 	}
 	if len(hook.Entries) != 1 {
 		t.Errorf("what is allowed was audited as a refusal: %v", hook.LastEntry().Data)
+	}
+
+	if c, err := guard(ctx, dial.Target{Name: "etcd"}); c != nil || !errors.Is(err, dial.ErrDenied) {
+		t.Errorf("an upstream that is granted to nobody: %v %v", c, err)
+	}
+	if len(end.names) != 1 || len(hook.Entries) != 2 || testutil.ToFloat64(m.refused.WithLabelValues("forbidden")) != 1 {
+		t.Errorf("dialled %v, %d audit lines", end.names, len(hook.Entries))
 	}
 }
 

@@ -128,8 +128,10 @@ func TestTheNameKAS(t *testing.T) {
 		t.Errorf("with an upstream kas and no grant: %q %q", got, reason)
 	}
 	p = mustPolicy(t, PolicyConfig{})
-	if got, reason := p.Decide(anybody, "kas"); got != "" || reason != ReasonUnknown || !p.Empty() {
-		t.Errorf("an empty policy: %q %q", got, reason)
+	for _, target := range []string{"kas", "b:1", "127.0.0.1:6443"} {
+		if got, reason := p.Decide(anybody, target); got != "" || reason != ReasonUnknown || !p.Empty() {
+			t.Errorf("an empty policy lets %s be %q %q", target, got, reason)
+		}
 	}
 }
 
