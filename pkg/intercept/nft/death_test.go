@@ -126,6 +126,18 @@ func TestHeartbeatDoesNotWaitForApply(t *testing.T) {
 	}
 }
 
+// Heartbeats keep an agent alive without a break: past the time after which the
+// set forgets, each connect is still diverted.
+func TestLivingAgentStaysAlive(t *testing.T) {
+	w := newWorld(t, netns.Spec{})
+	w.apply(w.state(nil))
+	for since := time.Now(); time.Since(since) < bound+time.Second; {
+		if got := ask(w.Node, kas4); got != "host4" {
+			t.Fatalf("after %v: answered by %q", time.Since(since), got)
+		}
+	}
+}
+
 func TestFrozenAgent(t *testing.T) {
 	for name, d := range deaths {
 		t.Run(name, func(t *testing.T) {
