@@ -289,6 +289,15 @@ func TestCase_B44_ServerBehindTheCapturedAddress(t *testing.T) {
 				t.Errorf("the agent has taken %v connections of its own", n)
 			}
 			same()
+			// The first link may be older than the rules; this one is not.
+			if err := s.server.Signal(syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			_ = s.server.Wait()
+			if err := s.startServer("--listen", vip.String()); err != nil {
+				t.Fatal(err)
+			}
+			s.served(t, s.Node, vip)
 		})
 	}
 }
