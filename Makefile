@@ -48,7 +48,7 @@ kube-build: go ## the Kubernetes of test-kube, kept in ~/.cache (seven minutes w
 test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 	@hack/deps.sh kube
 	@$(MAKE) --no-print-directory build
-	@$(TESTSUM) -tags kube -count=1 -timeout 40m ./tests/kube
+	@$(TESTSUM) -tags kube -count=1 -timeout 40m ./tests/kube ./tests/deploy/kustomize
 
 chaos: deps build ## kill -9 and SIGSTOP of the agent under load, in every mode
 	@$(TESTSUM) -tags chaos -count=1 -timeout 20m ./tests/chaos

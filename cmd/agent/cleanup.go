@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -25,9 +26,12 @@ and mode, and with them the guard that refuses connects while no agent lives. It
 needs neither a configuration nor the tunnel, and may be run any number of times.`,
 		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			running := observe.Answers(socket)
-			if running && !force {
-				return fmt.Errorf("an agent is running here (%s answers): stop it first, or say --force", socket)
+			running, err := intercept.Present()
+			if err != nil {
+				return err
+			}
+			if len(running) > 0 && !force {
+				return fmt.Errorf("an agent is running here (generation %s): stop it first, or say --force", strings.Join(running, ", "))
 			}
 			var errs []error
 			for _, m := range everyMode() {
@@ -38,7 +42,7 @@ needs neither a configuration nor the tunnel, and may be run any number of times
 			if err := intercept.CleanupAddresses(stateDir); err != nil {
 				errs = append(errs, err)
 			}
-			if !running {
+			if len(running) == 0 {
 				if err := observe.RemoveStale(socket); err != nil {
 					errs = append(errs, err)
 				}
@@ -46,7 +50,7 @@ needs neither a configuration nor the tunnel, and may be run any number of times
 			if err := errors.Join(errs...); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintln(c.OutOrStdout(), "nothing of Kasway is left on this node")
+			_, err = fmt.Fprintln(c.OutOrStdout(), "nothing of Kasway is left on this node")
 			return err
 		},
 	}

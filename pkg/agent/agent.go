@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/dial"
@@ -19,10 +20,16 @@ import (
 	"github.com/kasway/kasway/pkg/rules"
 )
 
+// ownDescriptors is more than an agent needs besides those of connections.
+const ownDescriptors = 128
+
 // stopGrace is what taken connections get to end by themselves when the agent
 // stops. Those of KAS clients never do, and the node's new connects are refused
 // meanwhile, so it is only for requests that are under way.
 const stopGrace = time.Second
+
+// lookAfterAddresses is how often it is looked whether they are still there.
+const lookAfterAddresses = 2 * time.Second
 
 // retryApply is when a change that could not be applied is tried again.
 const retryApply = time.Second
@@ -103,6 +110,11 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.Own.Check(); err != nil {
 		return err
 	}
+	presence, err := intercept.Announce(cfg.Generation)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = presence.Close() }() // it ends with the process at the latest
 	closers, err := a.build()
 	defer func() {
 		for _, c := range closers {
@@ -150,6 +162,9 @@ func (a *Agent) build() (closers []func(), err error) {
 		return closers, err
 	}
 	closers = append(closers, peers.Close)
+	if gone, err := intercept.MissingUplinks(c.Intercept.Uplinks); err == nil && len(gone) > 0 {
+		a.log.WithField("interfaces", gone).Warn("intercept.uplinks names interfaces that are not there: uplinks are found out from the routes as well")
+	}
 	var uids *intercept.UIDs
 	if a.cfg.AskUID {
 		if uids, err = intercept.NewUIDs(); err != nil {
@@ -161,13 +176,14 @@ func (a *Agent) build() (closers []func(), err error) {
 	if c.Intercept.WhenUnreachable == config.WhenUnreachableRefuse {
 		hold = 0
 	}
-	a.gates = intercept.NewGates(c.Intercept.MaxConnections, m)
+	most := a.connections()
+	a.gates = intercept.NewGates(most, m)
 	a.selfTest = intercept.NewSelfTest()
 	forward := intercept.NewForwarder(intercept.ForwardConfig{
 		Dial: a.cfg.Dial, Gates: a.gates, Hold: hold, UIDs: uids, Log: a.log, Metrics: m,
 	})
 	a.server = intercept.NewServer(intercept.ServerConfig{
-		MaxConnections: c.Intercept.MaxConnections, Admit: peers.Admit,
+		MaxConnections: most, Admit: peers.Admit,
 		Handle: a.selfTest.Wrap(forward.Handle), Log: a.log, Metrics: m,
 	})
 	a.addresses = intercept.NewNodeAddresses(c.Intercept.StateDir, a.log)
@@ -192,6 +208,21 @@ func (a *Agent) build() (closers []func(), err error) {
 	try, others := a.cfg.Modes(Parts{Listeners: a.listeners, Addresses: a.addresses, Metrics: m, Log: a.log})
 	a.view.try, a.view.others, a.view.metrics = try, others, m
 	return closers, nil
+}
+
+// connections is how many may be carried: as many as configured, if the process
+// may have the descriptors for them. Without any left the kubelet could not be
+// served, whatever places are kept for it.
+func (a *Agent) connections() int {
+	want := a.cfg.Agent.Intercept.MaxConnections
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur >= uint64(want)+ownDescriptors {
+		return want
+	}
+	most := max(int(limit.Cur)-ownDescriptors, 1)
+	a.log.WithFields(logrus.Fields{"configured": want, "allowed": most}).
+		Warnf("fewer connections are carried than configured: this process may have %d file descriptors (raise ulimit -n, or LimitNOFILE= of its unit)", limit.Cur)
+	return most
 }
 
 // lookUp resolves the targets' names for the first time.
@@ -237,6 +268,8 @@ func (a *Agent) divert(ctx context.Context) (err error) {
 // so the wanted state is applied even if it is the former one again.
 func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rules.State) error {
 	var failing error
+	look := time.NewTicker(lookAfterAddresses)
+	defer look.Stop()
 	for {
 		var retry <-chan time.Time
 		if failing != nil {
@@ -248,6 +281,9 @@ func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rul
 		case <-a.resolved:
 		case <-changed:
 		case <-retry:
+		case <-look.C:
+			a.lookAfter()
+			continue
 		}
 		// A new channel first, so that no change is missed.
 		changed = a.cfg.Links.Changed()
@@ -264,6 +300,15 @@ func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rul
 		if failing = err; err == nil {
 			applied = state
 		}
+	}
+}
+
+// lookAfter puts back the node's addresses if somebody has taken them away: a
+// diverted connection would be waiting for an answer from nowhere.
+func (a *Agent) lookAfter() {
+	err := a.addresses.Ensure(a.placed.addresses...)
+	if was := a.view.setAddresses(err); err != nil && was == nil {
+		a.log.WithError(err).Error("the node's addresses cannot be kept: pods are not served")
 	}
 }
 

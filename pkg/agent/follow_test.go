@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
@@ -328,4 +330,34 @@ func TestSelfTestIsNoTarget(t *testing.T) {
 	if got := entriesOf(r.mode.Applied()[0], intercept.SelfTestName); len(got) != 2 || got[0] != "169.254.77.1:1" {
 		t.Errorf("it proves %v, want both families", got)
 	}
+}
+
+// Somebody who cleans up addresses must not leave pods waiting for ever.
+func TestNodeAddressesArePutBack(t *testing.T) {
+	r := newRig(t)
+	r.links.set("kas", "other")
+	r.diverting()
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, err := netlink.ParseAddr(intercept.DefaultNode4.String() + "/32")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := func() bool {
+		all, err := netlink.AddrList(lo, netlink.FAMILY_V4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(all, func(a netlink.Addr) bool { return a.IP.Equal(addr.IP) })
+	}
+	if !there() {
+		t.Fatal("the node's address is not there")
+	}
+	addr.Scope, addr.Label = unix.RT_SCOPE_HOST, "lo:kasway"
+	if err := netlink.AddrDel(lo, addr); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the address is back", there)
 }

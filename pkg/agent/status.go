@@ -73,6 +73,7 @@ type view struct {
 	choice intercept.Choice
 	state  rules.State
 	failed error // why what is wanted now is not installed
+	gone   error // why the node's addresses are not all there
 }
 
 func (v *view) setChoice(c intercept.Choice, s rules.State) {
@@ -93,20 +94,34 @@ func (v *view) setFailed(err error) {
 	v.failed = err
 }
 
+// get returns also what is broken, if anything is.
 func (v *view) get() (intercept.Choice, rules.State, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.choice, v.state, v.failed
+	broken := v.gone
+	if v.failed != nil {
+		broken = fmt.Errorf("the last change of what is diverted could not be installed: %w", v.failed)
+	}
+	return v.choice, v.state, broken
+}
+
+// setAddresses notes whether the node's addresses are there, and returns what
+// was noted before.
+func (v *view) setAddresses(err error) (was error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	was, v.gone = v.gone, err
+	return was
 }
 
 // ready is nil when connections of every target are diverted and carried.
 func (a *Agent) ready() error {
-	choice, state, failed := a.view.get()
+	choice, state, broken := a.view.get()
 	switch unresolved := a.unresolved(state); {
 	case choice.Mode == nil:
 		return errors.New("nothing is diverted yet")
-	case failed != nil:
-		return fmt.Errorf("the last change of what is diverted could not be installed: %w", failed)
+	case broken != nil:
+		return broken
 	case len(unresolved) > 0:
 		return fmt.Errorf("nothing is diverted for %s: none of its names has an address yet", strings.Join(unresolved, ", "))
 	}

@@ -21,7 +21,8 @@ const (
 // PeersConfig is what Peers needs.
 type PeersConfig struct {
 	// Uplinks names the interfaces that lead to other hosts; empty: they are
-	// found out from links and routes.
+	// found out from links and routes, as they are besides while one of those
+	// named is not there.
 	Uplinks []string
 	// Servers are the addresses that links go to, the way to which is an
 	// uplink too; nil: none. It is called again and again, from any goroutine.

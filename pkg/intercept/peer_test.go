@@ -188,6 +188,8 @@ func TestPeersWhereFrom(t *testing.T) {
 		{name: "behind a gateway", side: PodSide, addr: far, refuse: true},
 		{name: "uplinks by name", cfg: PeersConfig{Uplinks: []string{"cali0"}}, side: PodSide, addr: pod.Addr4, refuse: true},
 		{name: "uplinks by name, another", cfg: PeersConfig{Uplinks: []string{"cali0"}}, side: PodSide, addr: topo.Neighbour.Addr4},
+		{name: "uplinks by a name that nothing has", cfg: PeersConfig{Uplinks: []string{"nope0"}}, side: PodSide, addr: topo.Neighbour.Addr4, refuse: true},
+		{name: "uplinks by a name that nothing has, pod", cfg: PeersConfig{Uplinks: []string{"nope0"}}, side: PodSide, addr: pod.Addr4},
 		{name: "way to a server", cfg: PeersConfig{Servers: func() []netip.Addr { return []netip.Addr{pod.Addr4} }}, side: PodSide, addr: pod.Addr6, refuse: true},
 		{name: "server on this host", cfg: PeersConfig{Servers: func() []netip.Addr { return []netip.Addr{topo.Node.Addr4} }}, side: PodSide, addr: pod.Addr6},
 	} {

@@ -49,12 +49,15 @@ func (u *uplinks) find() (map[int]string, error) {
 		return nil, fmt.Errorf("listing interfaces: %w", err)
 	}
 	leading := map[int]bool{}
-	if len(u.configured) > 0 {
-		for _, l := range links {
-			leading[l.Attrs().Index] = slices.Contains(u.configured, l.Attrs().Name)
+	for _, l := range links {
+		leading[l.Attrs().Index] = slices.Contains(u.configured, l.Attrs().Name)
+	}
+	// A configured interface that is not there, misspelt or renamed, must not
+	// let in whoever comes by another.
+	if len(u.configured) == 0 || len(missing(links, u.configured)) > 0 {
+		if err := u.discover(links, leading); err != nil {
+			return nil, err
 		}
-	} else if err := u.discover(links, leading); err != nil {
-		return nil, err
 	}
 	set := map[int]string{}
 	for _, l := range links {
@@ -63,6 +66,25 @@ func (u *uplinks) find() (map[int]string, error) {
 		}
 	}
 	return set, nil
+}
+
+// missing are the names that no link has.
+func missing(links []netlink.Link, names []string) (out []string) {
+	for _, name := range names {
+		if !slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().Name == name }) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// MissingUplinks are those of the configured interfaces that are not there.
+func MissingUplinks(names []string) ([]string, error) {
+	links, err := settled(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("listing interfaces: %w", err)
+	}
+	return missing(links, names), nil
 }
 
 // discover marks what leads to other hosts: hardware and what is built on it,

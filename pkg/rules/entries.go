@@ -27,12 +27,13 @@ func compact(entries []Entry) []Entry {
 }
 
 // usable sorts the addresses of one family that a DNS answer holds, without
-// those that nobody can connect to, and bounds them. cut tells that some were
-// left out by the bound.
+// those that are no host's or this host's own, whatever a DNS server says: only
+// an address that is written in the configuration may be one of them. It bounds
+// them; cut tells that some were left out by that.
 func usable(answer []netip.Addr) (addrs []netip.Addr, cut bool) {
 	for _, a := range answer {
 		a = a.Unmap().WithZone("")
-		if a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() {
+		if a.IsGlobalUnicast() {
 			addrs = append(addrs, a)
 		}
 	}

@@ -92,7 +92,7 @@ func expect(t *testing.T, r *Resolver, target, want string) {
 
 func TestResolverEntries(t *testing.T) {
 	dns := &names{}
-	dns.set("ip4", "kas.example", "10.0.0.9 10.0.0.2 10.0.0.9 0.0.0.0 224.0.0.1 ::ffff:10.0.0.1 10.9.0.7")
+	dns.set("ip4", "kas.example", "10.0.0.9 10.0.0.2 10.0.0.9 0.0.0.0 127.0.0.1 169.254.77.1 255.255.255.255 224.0.0.1 ::ffff:10.0.0.1 10.9.0.7")
 	dns.set("ip6", "kas.example", "fd00::2 fd00::1 fe80::1%eth0")
 	r, _ := resolver(t, dns, ResolverConfig{Targets: []Target{
 		target(t, "kas", "kas.example:443", "10.9.0.0/16:443", "kas.example:6443", "10.0.0.1:443"),
@@ -104,7 +104,7 @@ func TestResolverEntries(t *testing.T) {
 		t.Error("a first answer is no change")
 	}
 	expect(t, r, "kas", "10.0.0.1/32:443 10.0.0.1/32:6443 10.0.0.2/32:443 10.0.0.2/32:6443 10.0.0.9/32:443 10.0.0.9/32:6443 "+
-		"10.9.0.0/16:443 10.9.0.7/32:6443 fd00::1/128:443 fd00::1/128:6443 fd00::2/128:443 fd00::2/128:6443 fe80::1/128:443 fe80::1/128:6443")
+		"10.9.0.0/16:443 10.9.0.7/32:6443 fd00::1/128:443 fd00::1/128:6443 fd00::2/128:443 fd00::2/128:6443")
 	expect(t, r, "other", "")
 	expect(t, r, "plain", "10.96.0.1/32:443 fd00::1/128:443")
 	expect(t, r, "unknown", "")
