@@ -68,13 +68,16 @@ func run(args []string, out io.Writer) (int, error) {
 	return s.close(os.Getenv("CI") == "true"), nil
 }
 
+// printf drops an error of the output: nobody would be there to read of it.
+func (s *summary) printf(format string, a ...any) { _, _ = fmt.Fprintf(s.out, format, a...) }
+
 func (s *summary) read(r io.Reader) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		var e event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			fmt.Fprintln(s.out, lines.Text())
+			s.printf("%s\n", lines.Text())
 			continue
 		}
 		s.take(e)
@@ -86,12 +89,12 @@ func (s *summary) take(e event) {
 	switch e.Action {
 	case "output":
 		if line := strings.TrimRight(e.Output, "\n"); shown.MatchString(line) {
-			fmt.Fprintln(s.out, strings.TrimSpace(line))
+			s.printf("%s\n", strings.TrimSpace(line))
 		}
 		s.output[key] = append(s.output[key], e.Output)
 		return
 	case "build-output":
-		fmt.Fprint(s.out, e.Output)
+		s.printf("%s", e.Output)
 	case "pass":
 		s.count(e, &s.passed, "ok")
 	case "skip":
@@ -113,23 +116,23 @@ func (s *summary) count(e event, n *int, word string) {
 		*n++
 		return
 	}
-	fmt.Fprintf(s.out, "%-4s %s %.1fs\n", word, e.Package, e.Elapsed)
+	s.printf("%-4s %s %.1fs\n", word, e.Package, e.Elapsed)
 }
 
 func (s *summary) dump(word string, e event, key string) {
-	fmt.Fprintf(s.out, "--- %s %s %s\n", word, e.Package, e.Test)
+	s.printf("--- %s %s %s\n", word, e.Package, e.Test)
 	for _, line := range s.output[key] {
-		fmt.Fprint(s.out, "    ", line)
+		s.printf("    %s", line)
 	}
 }
 
 func (s *summary) close(strict bool) int {
 	if strict && s.skipped > 0 {
-		fmt.Fprintf(s.out, "%d skipped tests count as failed here\n", s.skipped)
+		s.printf("%d skipped tests count as failed here\n", s.skipped)
 		s.failed += s.skipped
 		s.skipped = 0
 	}
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+	s.printf("%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 	if s.failed > 0 {
 		return 1
 	}

@@ -48,7 +48,7 @@ func piped(t *testing.T) (client, server *net.TCPConn, result chan Result) {
 	server, b := pair(t)
 	result = make(chan Result, 1)
 	go func() { result <- Pipe(a, b) }()
-	t.Cleanup(func() { client.Close(); server.Close() })
+	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
 	return client, server, result
 }
 

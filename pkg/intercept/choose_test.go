@@ -105,7 +105,8 @@ func TestChooseWarnsOfLeftovers(t *testing.T) {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	last := hook.LastEntry()
-	if last.Level != logrus.WarnLevel || last.Data[observe.FieldMode] != "stuck" || last.Data[logrus.ErrorKey] != errProof {
+	logged, _ := last.Data[logrus.ErrorKey].(error)
+	if last.Level != logrus.WarnLevel || last.Data[observe.FieldMode] != "stuck" || !errors.Is(logged, errProof) {
 		t.Errorf("the last line is %v: %q %v", last.Level, last.Message, last.Data)
 	}
 }

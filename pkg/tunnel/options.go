@@ -70,7 +70,7 @@ const (
 	// the link still did not come up, each try costs that side a handshake, so
 	// the bound grows to backoffRejected.
 	backoffBase     = 100 * time.Millisecond
-	backoffRefused  = 800 * time.Millisecond
+	backoffRefused  = 400 * time.Millisecond
 	backoffRejected = 10 * time.Second
 	// backoffHeld is how long a link must have been up before the next failure
 	// counts as the first.

@@ -38,7 +38,7 @@ func (m *Mode) beginKeeping() error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer here.Close()
+		defer func() { _ = here.Close() }()
 		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if err := enter(here); err != nil {
 			m.cfg.Log.WithError(err).Error("iptables: the rules are not looked after")
@@ -57,7 +57,7 @@ func enter(ns netns.NsHandle) error {
 	if err != nil {
 		return err
 	}
-	defer now.Close()
+	defer func() { _ = now.Close() }()
 	if now.Equal(ns) {
 		return nil
 	}

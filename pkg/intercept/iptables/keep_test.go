@@ -174,7 +174,7 @@ func TestFrozen_FullBacklog(t *testing.T) {
 			if err := h.Signal(syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
-			defer h.Signal(syscall.SIGCONT)
+			defer func() { _ = h.Signal(syscall.SIGCONT) }()
 			type end struct {
 				took time.Duration
 				err  error
