@@ -114,7 +114,7 @@ func (s *scene) handshakes(t *testing.T) []bad {
 		{"garbage", bytesOf("GET / HTTP/1.1\r\nHost: x\r\n\r\n", true), refused("not_tls"), line("not_tls")},
 		{"half a handshake, then nothing", bytesOf(half, true), refused("timeout"), line("timeout")},
 		{"half a handshake, then gone", bytesOf(half, false), refused("closed"), line("closed")},
-		{"nothing at all", bytesOf("", false), refused("closed"), line("closed")},
+		{"nothing at all", bytesOf("", false), refused("closed"), nil}, // as health checks do
 		{"another CA", tlsWith(s.member(t, other, time.Hour), as), refused("unknown_ca"), line("unknown_ca")},
 		{"expired", tlsWith(s.member(t, s.Authority, time.Nanosecond), as), refused("expired"), line("expired")},
 		{"no certificate", tlsWith(nil, as), refused("no_certificate"), line("no_certificate")},
