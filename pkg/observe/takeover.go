@@ -29,15 +29,24 @@ func TakeOver(path, generation string) (l net.Listener, other bool, err error) {
 	if l, err = ListenSocket(own); err != nil {
 		return nil, false, err
 	}
-	// A link cannot be replaced in place; a rename does it in one step.
-	fresh := own + ".new"
-	if err := errors.Join(os.Symlink(filepath.Base(own), fresh), os.Rename(fresh, path)); err != nil {
-		return nil, false, fmt.Errorf("socket %s: pointing it to the newest: %w", path, errors.Join(err, l.Close()))
+	if err := point(path, own); err != nil {
+		return nil, false, errors.Join(err, l.Close())
 	}
 	return &takenOver{Listener: l, path: path, target: filepath.Base(own)}, other, nil
 }
 
-// takenOver takes the link away with the socket, unless it is a newer one's.
+// point makes path a link to socket, in one step.
+func point(path, socket string) error {
+	// A link cannot be replaced in place, but renamed over.
+	fresh := socket + ".new"
+	if err := errors.Join(os.Symlink(filepath.Base(socket), fresh), os.Rename(fresh, path)); err != nil {
+		return fmt.Errorf("socket %s: pointing it to %s: %w", path, filepath.Base(socket), err)
+	}
+	return nil
+}
+
+// takenOver takes the link away with the socket, unless it is a newer one's, or
+// gives it back to an older one that still answers.
 type takenOver struct {
 	net.Listener
 	path, target string
@@ -46,10 +55,16 @@ type takenOver struct {
 // Close implements net.Listener.
 func (t *takenOver) Close() error {
 	err := t.Listener.Close()
-	if target, lerr := os.Readlink(t.path); lerr == nil && target == t.target {
-		err = errors.Join(err, os.Remove(t.path))
+	if target, lerr := os.Readlink(t.path); lerr != nil || target != t.target {
+		return err
 	}
-	return err
+	sockets, gerr := filepath.Glob(generationSocket(t.path, "*"))
+	for _, s := range sockets {
+		if Answers(s) {
+			return errors.Join(err, point(t.path, s))
+		}
+	}
+	return errors.Join(err, gerr, os.Remove(t.path))
 }
 
 // Answers reports whether somebody listens on the socket at path.

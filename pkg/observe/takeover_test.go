@@ -52,6 +52,31 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// The newer of two may end first, as when an upgrade is taken back.
+func TestTakeOverTakenBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	first, _, err := TakeOver(path, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, _, err := TakeOver(path, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+	if to, err := os.Readlink(path); err != nil || to != "agent-a.sock" || !Answers(path) {
+		t.Errorf("the path leads to %q, %v, want the one that is left", to, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := names(t, path); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 // killed leaves what a killed process does.
 func killed(t *testing.T, path string) {
 	t.Helper()

@@ -190,6 +190,10 @@ func (v *verdicts) add(rule string, r record) {
 func (v *verdicts) only(rule string, all []record, from, to time.Time, allowed ...outcome) {
 	for _, r := range all {
 		if (from.IsZero() || !r.begun.Before(from)) && (to.IsZero() || r.begun.Before(to)) && !slices.Contains(allowed, r.outcome) {
+			if !from.IsZero() {
+				v.add(fmt.Sprintf("%s by %s", rule, r.begun.Sub(from)), r)
+				continue
+			}
 			v.add(rule, r)
 		}
 	}
