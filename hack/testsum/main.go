@@ -26,9 +26,9 @@ type event struct {
 	Output  string
 }
 
-// shown are output lines worth seeing of a passing test too: figures with
-// their goals, and rows of tables.
-var shown = regexp.MustCompile(`\(goal .*\) (ok|missed)$|^\s*\|.*\|$`)
+// shown are output lines worth seeing of a passing test too: figures with their
+// goals.
+var shown = regexp.MustCompile(`\(goal .*\) (ok|missed)$`)
 
 type summary struct {
 	out                     io.Writer
@@ -46,8 +46,16 @@ func main() {
 }
 
 func run(args []string, out io.Writer) (int, error) {
+	tables, err := os.CreateTemp("", "kasway-tables-")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _, _ = tables.Close(), os.Remove(tables.Name()) }()
 	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	cmd.Stderr = os.Stderr
+	// Where tests append tables that are worth seeing, such as the matrix of
+	// modes.
+	cmd.Env = append(os.Environ(), "KASWAY_MATRIX_OUT="+tables.Name())
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		return 0, err
@@ -65,6 +73,11 @@ func run(args []string, out io.Writer) (int, error) {
 	if err != nil && s.failed == 0 {
 		s.failed++ // it did not build, or a package died outside of a test
 	}
+	text, err := io.ReadAll(tables)
+	if err != nil {
+		return 0, err
+	}
+	s.printf("%s", text)
 	return s.close(os.Getenv("CI") == "true"), nil
 }
 
