@@ -33,7 +33,7 @@ build: go ## bin/kasway-agent and bin/kasway-server, static
 	@$(BUILD) -o bin/kasway-agent ./cmd/agent
 	@$(BUILD) -o bin/kasway-server ./cmd/server
 
-demo: deps build ## the main job, shown step by step in network namespaces (a minute)
+demo: deps build ## the main job, shown step by step in network namespaces (seconds, once built)
 	@$(GO) run ./tests/netns/demo -bin bin
 
 test: deps ## every test but test-kube, with the race detector (about five minutes)
