@@ -21,7 +21,7 @@ type Agent struct {
 
 // Intercept says how connections are diverted.
 type Intercept struct {
-	// Mode is auto, nft, iptables or listen.
+	// Mode is auto, ebpf, nft, iptables, tproxy or listen.
 	Mode    string
 	Clients rules.Clients
 	// WhenDown is what clients meet while the agent is dead or frozen.

@@ -1,19 +1,19 @@
 package config
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kasway/kasway/pkg/rules"
 )
 
-// The modes of interception that this version has.
+// The modes of interception.
 const (
-	ModeAuto     = "auto" // the first of nft and iptables that works here
+	ModeAuto     = "auto" // the first of ebpf, nft and iptables that works here
+	ModeEBPF     = "ebpf"
 	ModeNFT      = "nft"
 	ModeIPTables = "iptables"
+	ModeTPROXY   = "tproxy"
 	ModeListen   = "listen"
 )
 
@@ -97,14 +97,8 @@ func guardRuleShape(r *GuardRule) shape {
 	})
 }
 
-// mode names the modes that come later, so that nobody looks for a typing error.
 func mode(s string) (string, error) {
-	allowed := oneOf(ModeAuto, ModeNFT, ModeIPTables, ModeListen)
-	if s == "ebpf" || s == "tproxy" {
-		_, err := allowed("")
-		return "", fmt.Errorf("mode %s comes later and is not in this version; %s", s, strings.TrimPrefix(err.Error(), `found ""; `))
-	}
-	return allowed(s)
+	return oneOf(ModeAuto, ModeEBPF, ModeNFT, ModeIPTables, ModeTPROXY, ModeListen)(s)
 }
 
 // clients reads a list of words into a set.

@@ -228,8 +228,8 @@ func TestAgentFlagErrors(t *testing.T) {
 			"identity.certificate: missing; name the file with this process's certificate; `kasway-server certs` makes one for a trial (or --cert)\n" +
 			"identity.key: missing; name the file with the certificate's private key; `kasway-server certs` makes one for a trial (or --key)\n" +
 			"identity.ca: missing; name the file with the CA that the server's certificate is verified against (or --ca)"},
-		{[]string{"-f", file, "--mode=ebpf", "--when-down", "open", "--hold=5", "--max-connections=x", "--clients=all"},
-			"--mode: mode ebpf comes later and is not in this version; allowed: auto, nft, iptables, listen\n" +
+		{[]string{"-f", file, "--mode=bpf", "--when-down", "open", "--hold=5", "--max-connections=x", "--clients=all"},
+			"--mode: found \"bpf\"; allowed: auto, ebpf, nft, iptables, tproxy, listen\n" +
 				"--clients: found \"all\"; allowed: host, pods\n" +
 				"--when-down: found \"open\"; allowed: refuse, direct\n" +
 				"--hold: found \"5\"; allowed: a duration with its unit, 0s to 1m, such as 5s\n" +

@@ -26,6 +26,15 @@ type Mode interface {
 	Close() error
 }
 
+// Damage is one thing that is not as Apply left it: somebody else has removed,
+// changed or overridden it.
+type Damage struct {
+	// What is missing or changed, such as "rule 91 (fwmark ... lookup 27511)".
+	What string
+	// Suspects are programs known to do that, for the log; may be empty.
+	Suspects string
+}
+
 // ErrNotSupported marks a Report of a node that cannot do this; any other
 // error means that it could not be found out.
 var ErrNotSupported = errors.New("not supported")
