@@ -91,6 +91,7 @@ type Agent struct {
 	listeners *intercept.Listeners
 	server    *intercept.Server
 	gates     *intercept.Gates
+	conns     *intercept.Conns // what is carried now
 	selfTest  *intercept.SelfTest
 	resolver  *rules.Resolver
 	resolved  chan struct{} // a name has other addresses
@@ -178,9 +179,10 @@ func (a *Agent) build() (closers []func(), err error) {
 	}
 	most := a.connections()
 	a.gates = intercept.NewGates(most, m)
+	a.conns = intercept.NewConns()
 	a.selfTest = intercept.NewSelfTest()
 	forward := intercept.NewForwarder(intercept.ForwardConfig{
-		Dial: a.cfg.Dial, Gates: a.gates, Hold: hold, UIDs: uids, Log: a.log, Metrics: m,
+		Dial: a.cfg.Dial, Gates: a.gates, Hold: hold, UIDs: uids, Conns: a.conns, Log: a.log, Metrics: m,
 	})
 	a.server = intercept.NewServer(intercept.ServerConfig{
 		MaxConnections: most, Admit: peers.Admit,

@@ -28,7 +28,9 @@ type ForwardConfig struct {
 	// DialTimeout bounds one attempt of Dial; 0: DefaultDialTimeout.
 	DialTimeout time.Duration
 	// UIDs finds the users of host clients; nil where no rule asks for them.
-	UIDs    *UIDs
+	UIDs *UIDs
+	// Conns gets every connection while it is carried; nil: nobody looks.
+	Conns   *Conns
 	Log     logrus.FieldLogger
 	Metrics *Metrics
 }
@@ -46,6 +48,9 @@ func NewForwarder(cfg ForwardConfig) *Forwarder {
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = DefaultDialTimeout
 	}
+	if cfg.Conns == nil {
+		cfg.Conns = NewConns()
+	}
 	cfg.Metrics = orUnregistered(cfg.Metrics)
 	return &Forwarder{cfg: cfg}
 }
@@ -61,20 +66,26 @@ func (f *Forwarder) Handle(ctx context.Context, t Taken) {
 	if err != nil {
 		log.WithError(err).Debug("original destination is not known")
 	}
-	far, err := f.open(ctx, t.Conn, target, start)
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	carried := f.cfg.Conns.begin(client, target, start, abort)
+	defer f.cfg.Conns.end(carried)
+	far, err := f.open(ctx, carried)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = ErrStopped
+			err = stopCause(ctx)
 		}
 		f.cfg.Metrics.refused.WithLabelValues(reason(err)).Inc()
 		client.Abort(err)
 		log.WithField(observe.FieldReason, reason(err)).WithError(err).Debug("connection refused")
 		return
 	}
+	carried.state.Store(ConnOpen)
 	log.WithField(observe.FieldOriginal, target.Original).Debug("connection opened")
 	stop := context.AfterFunc(ctx, func() {
-		client.Abort(ErrStopped)
-		far.Abort(ErrStopped)
+		cause := stopCause(ctx)
+		client.Abort(cause)
+		far.Abort(cause)
 	})
 	r := dial.Pipe(client, far)
 	stop()
@@ -85,6 +96,14 @@ func (f *Forwarder) Handle(ctx context.Context, t Taken) {
 		log = log.WithField(observe.FieldReason, reason(r.Err)).WithError(r.Err)
 	}
 	log.Debug("connection ended")
+}
+
+// stopCause is why a connection was ended from outside of it.
+func stopCause(ctx context.Context) error {
+	if err := context.Cause(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return ErrStopped // the Server's context has no cause of its own
 }
 
 // describe is what is known of the client. An error is about the original
@@ -109,12 +128,14 @@ func (f *Forwarder) uid(t Taken, original netip.AddrPort) (uint32, bool) {
 
 // open waits for the gate and dials. A dial that finds the way closed before
 // the gate has learned of it is repeated while the connection may be held.
-func (f *Forwarder) open(ctx context.Context, c *net.TCPConn, t dial.Target, start time.Time) (dial.Conn, error) {
-	deadline := start.Add(f.cfg.Hold)
+func (f *Forwarder) open(ctx context.Context, l *Carried) (dial.Conn, error) {
+	c, t, deadline := l.client.TCPConn, l.Target, l.Since.Add(f.cfg.Hold)
 	for {
+		l.state.Store(ConnHeld)
 		if err := f.hold(ctx, c, t.Name, deadline); err != nil {
 			return nil, err
 		}
+		l.state.Store(ConnDialling)
 		far, err := f.dial(ctx, c, t)
 		noWay := errors.Is(err, dial.ErrNoLink) || errors.Is(err, dial.ErrNoUpstream)
 		if err == nil || !noWay || !time.Now().Before(deadline) {

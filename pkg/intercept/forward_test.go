@@ -19,6 +19,7 @@ import (
 type story struct {
 	*rig
 	gates *Gates
+	conns *Conns
 	far   chan *net.TCPConn // what the far side's end of each dialled connection
 	got   chan dial.Target
 }
@@ -27,7 +28,7 @@ type story struct {
 func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
 	t.Helper()
 	m, v := metrics(t)
-	s := &story{gates: NewGates(100, m), far: make(chan *net.TCPConn, 100), got: make(chan dial.Target, 100)}
+	s := &story{gates: NewGates(100, m), conns: NewConns(), far: make(chan *net.TCPConn, 100), got: make(chan dial.Target, 100)}
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +42,7 @@ func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
 			return direct(ctx, to)
 		}
 	}
-	f := NewForwarder(ForwardConfig{Dial: fake, Gates: s.gates, Hold: hold, DialTimeout: 200 * time.Millisecond, Log: log, Metrics: m})
+	f := NewForwarder(ForwardConfig{Dial: fake, Gates: s.gates, Conns: s.conns, Hold: hold, DialTimeout: 200 * time.Millisecond, Log: log, Metrics: m})
 	s.rig = newRig(t, ServerConfig{Metrics: m, Handle: f.Handle, Admit: func(t *Taken) error { t.FromHost = true; return nil }})
 	s.metrics = v
 	s.gates.Set("kas", Open)

@@ -12,8 +12,11 @@ import (
 
 // States of a TCP socket as TCP_INFO tells them.
 const (
+	tcpTimeWait  = 6 // both have sent their FIN
 	tcpClose     = 7 // reset
 	tcpCloseWait = 8 // the peer has sent its FIN
+	tcpLastAck   = 9 // the peer first, then we
+	tcpClosing   = 11
 )
 
 // watchClient returns a ctx that ends with ErrClientGone as its cause when the
