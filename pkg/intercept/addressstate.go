@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Files in the state directory.
@@ -79,6 +83,40 @@ func (s addressState) makeDir() (made bool, err error) {
 		return false, fmt.Errorf("making the state directory: %w", err)
 	}
 	return true, nil
+}
+
+// lockLook is how often it is looked whether another agent has let go.
+const lockLook = 10 * time.Millisecond
+
+// Lock keeps the other agents that have this state directory from installing
+// anything until unlock is called, or this process ends. It fails when ctx ends
+// first, and where there can be no such directory.
+func (n *NodeAddresses) Lock(ctx context.Context) (unlock func(), err error) {
+	made, err := n.state.makeDir()
+	if err == nil && made {
+		err = n.state.save(addressMemory{MadeDir: true})
+	}
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.Open(n.state.dir)
+	if err != nil {
+		return nil, fmt.Errorf("locking the state directory: %w", err)
+	}
+	for {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = dir.Close() }, nil // which unlocks
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("locking the state directory: %w", os.NewSyscallError("flock", err)), dir.Close())
+		}
+		select {
+		case <-time.After(lockLook):
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("locking the state directory: another agent has it: %w", ctx.Err()), dir.Close())
+		}
+	}
 }
 
 // write replaces a file of the directory, so that a crash, of the machine too,

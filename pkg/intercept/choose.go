@@ -34,7 +34,10 @@ type ChooseConfig struct {
 	Others []Candidate
 	State  rules.State
 	// Prove fails unless the applied State works: see SelfTest.
-	Prove   func(ctx context.Context, s rules.State) error
+	Prove func(ctx context.Context, s rules.State) error
+	// Beside says that another agent lives on this node. What it has installed,
+	// in whatever mode, is then left alone: Sweep comes later. nil: never.
+	Beside  func() bool
 	Log     logrus.FieldLogger
 	Metrics *Metrics
 }
@@ -106,7 +109,9 @@ func Choose(ctx context.Context, cfg ChooseConfig) (Choice, error) {
 		for _, note := range c.Notes {
 			cfg.Log.WithField(observe.FieldMode, c.Name).Info(note)
 		}
-		cfg.sweep(ctx, slices.Concat(cfg.Try[:i], cfg.Try[i+1:], cfg.Others))
+		if !cfg.beside() {
+			cfg.Sweep(ctx, c.Name)
+		}
 		return c, nil
 	}
 	return c, &ChooseError{c.Skipped}
@@ -136,16 +141,20 @@ func (cfg *ChooseConfig) try(ctx context.Context, cand Candidate, last bool) (Mo
 	err = errors.Join(err, mode.Close())
 	// Its guard would soon refuse what the next mode diverts. Where nothing
 	// comes after it the guard stays, as it does when an agent dies.
-	if !last && cand.Cleanup != nil {
+	if !last && cand.Cleanup != nil && !cfg.beside() {
 		err = errors.Join(err, cand.Cleanup(ctx))
 	}
 	return nil, Report{Err: err, Remedy: r.Remedy}, kindOf(err)
 }
 
-// sweep removes what is left of modes that are not in use.
-func (cfg *ChooseConfig) sweep(ctx context.Context, cands []Candidate) {
-	for _, c := range cands {
-		if c.Cleanup == nil {
+func (cfg *ChooseConfig) beside() bool { return cfg.Beside != nil && cfg.Beside() }
+
+// Sweep removes what is left of the modes that are not in use, which are all
+// but the one with this name. Choose has done so unless it was Beside another
+// agent.
+func (cfg *ChooseConfig) Sweep(ctx context.Context, inUse string) {
+	for _, c := range slices.Concat(cfg.Try, cfg.Others) {
+		if c.Cleanup == nil || c.Name == inUse {
 			continue
 		}
 		if err := c.Cleanup(ctx); err != nil {

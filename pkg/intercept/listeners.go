@@ -23,6 +23,9 @@ type ListenersConfig struct {
 	// Fixed puts a target's listener on its Listen port where it has one, as
 	// mode listen does; otherwise the kernel chooses.
 	Fixed bool
+	// Inherit returns a listener at an address that another process has handed
+	// over, and gives it away, or nil; nil: there are none.
+	Inherit func(netip.AddrPort) *net.TCPListener
 	// Server accepts on what is opened.
 	Server *Server
 }
@@ -196,7 +199,7 @@ func (ls *Listeners) openMissing(ctx context.Context, wanted []place, refused []
 		if ls.open[at] != nil || slices.Contains(refused, at.target) {
 			continue
 		}
-		l, err := listen(ctx, at)
+		l, err := ls.listen(ctx, at)
 		if err != nil {
 			closeAll(fresh)
 			return fmt.Errorf("target %s: %w", at.target, err)
@@ -225,6 +228,29 @@ func closeAll(open []*listener) {
 	}
 }
 
+// Fixed are the open listeners whose port was asked for: those that another
+// process could not open beside this one. They stay this process's.
+func (ls *Listeners) Fixed() (all []*net.TCPListener) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for at, l := range ls.open {
+		if at.addr.Port() != 0 {
+			all = append(all, l.tcp)
+		}
+	}
+	return all
+}
+
+// listen opens one listener, or takes one that was handed over.
+func (ls *Listeners) listen(ctx context.Context, at place) (*listener, error) {
+	if ls.cfg.Inherit != nil {
+		if tcp := ls.cfg.Inherit(at.addr); tcp != nil {
+			return newListener(at, tcp)
+		}
+	}
+	return listen(ctx, at)
+}
+
 // listen opens one listener of plain TCP: a client's MPTCP falls back to it,
 // and what we splice must be TCP.
 func listen(ctx context.Context, at place) (*listener, error) {
@@ -238,11 +264,14 @@ func listen(ctx context.Context, at place) (*listener, error) {
 	if err != nil {
 		return nil, ExplainListen(err)
 	}
+	return newListener(at, l.(*net.TCPListener))
+}
+
+func newListener(at place, tcp *net.TCPListener) (*listener, error) {
 	side := PodSide
 	if at.addr.Addr().IsLoopback() {
 		side = HostSide
 	}
-	tcp := l.(*net.TCPListener)
 	release, err := ReleaseFirst(tcp)
 	if err != nil {
 		return nil, errors.Join(err, tcp.Close())
