@@ -30,12 +30,22 @@ type Target struct {
 	// false where it could not be told, and rules about uids then deny.
 	UID      uint32
 	UIDKnown bool
+	// Unit is the system's unit of a client in the host's namespaces, empty
+	// where it is in none; UnitKnown is false where it could not be told, and
+	// rules about units then deny.
+	Unit      string
+	UnitKnown bool
 	// Pod says that the client is not in the host's network namespace: rules
-	// about uids, which mean the host's users, are then not about it. The
+	// about uids and units, which mean the host's, are then not about it. The
 	// zero value is the strict one: where nobody can tell, such rules deny.
 	Pod bool
-	// Workload names the client for people: a unit, a container or a pod.
+	// Workload names the client for people: a unit, a container or a pod. As
+	// Unit and Command it may hold any bytes but NUL, chosen by who knows whom.
 	Workload string
+	// PID is that of the client's process in the initial pid namespace, 0 if
+	// not known, and Command what that process called itself: decoration.
+	PID     uint32
+	Command string
 }
 
 // Conn is one end of a carried TCP connection. Its methods may be called
