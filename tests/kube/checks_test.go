@@ -3,7 +3,6 @@
 package kube
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -34,18 +33,33 @@ func checks(c bed.Config) []check {
 		all = append(all, check{"kubelet joined by token and CSR", joinedByToken})
 	}
 	all = append(all, check{"pods are Running", podsRunning})
-	if c.Form == bed.FormStaticPod {
+	switch c.Form {
+	case bed.FormStaticPod:
 		all = append(all, check{"agent is a static pod", agentIsStaticPod})
+	case bed.FormDaemonSet:
+		all = append(all, check{"agent is a pod of a DaemonSet", agentIsOfDaemonSet})
 	}
 	b := bed.New(c, binaries)
 	// The first is the one that every pod is told: kubernetes.default.svc.
 	for _, url := range append(b.ClusterURLs(), b.KASURLs()...) {
 		all = append(all,
-			check{"pod to " + url, podGets("default_podget", url)},
-			check{"pod of the host's network to " + url, podGets("kube-system_hostget", url)},
-			check{"host to " + url, hostGets(url)})
+			onEach("pod to "+url, podGets("default_podget", url)),
+			onEach("pod of the host's network to "+url, podGets("kube-system_hostget", url)),
+			onEach("host to "+url, hostGets(url)))
 	}
-	return append(all, check{"host to a Service of pods", hostReachesWeb})
+	return append(all, onEach("host to a Service of pods", hostReachesWeb))
+}
+
+// onEach is a check that every node must pass.
+func onEach(name string, do func(context.Context, *bed.Bed, *bed.Node) error) check {
+	return check{name, func(ctx context.Context, b *bed.Bed) error {
+		for _, n := range b.Nodes {
+			if err := do(ctx, b, n); err != nil {
+				return fmt.Errorf("%s: %w", n.Name, err)
+			}
+		}
+		return nil
+	}}
 }
 
 type condition struct{ Type, Status string }
@@ -53,8 +67,11 @@ type condition struct{ Type, Status string }
 type pod struct {
 	Metadata struct {
 		Name, Namespace string
+		UID             string
 		Annotations     map[string]string
+		OwnerReferences []struct{ Kind, Name string }
 	}
+	Spec   struct{ NodeName string }
 	Status struct {
 		Phase      string
 		Conditions []condition
@@ -72,19 +89,21 @@ func has(all []condition, kind string) bool {
 }
 
 func nodeReady(ctx context.Context, b *bed.Bed) error {
-	var node struct {
-		Status struct{ Conditions []condition }
-	}
-	if err := b.API().Get(ctx, "/api/v1/nodes/"+bed.NodeName, &node); err != nil {
-		return err
-	}
-	if !has(node.Status.Conditions, "Ready") {
-		return fmt.Errorf("the node's conditions are %v", node.Status.Conditions)
+	for _, n := range b.Nodes {
+		var node struct {
+			Status struct{ Conditions []condition }
+		}
+		if err := b.API().Get(ctx, "/api/v1/nodes/"+n.Name, &node); err != nil {
+			return err
+		}
+		if !has(node.Status.Conditions, "Ready") {
+			return fmt.Errorf("the conditions of %s are %v", n.Name, node.Status.Conditions)
+		}
 	}
 	return nil
 }
 
-// joinedByToken: the kubelet asked for a certificate with its token, it was
+// joinedByToken: each kubelet asked for a certificate with its token, it was
 // issued, and the kubelet has it.
 func joinedByToken(ctx context.Context, b *bed.Bed) error {
 	var list struct {
@@ -99,28 +118,42 @@ func joinedByToken(ctx context.Context, b *bed.Bed) error {
 	if err := b.API().Get(ctx, "/apis/certificates.k8s.io/v1/certificatesigningrequests", &list); err != nil {
 		return err
 	}
+	issued := 0
 	for _, r := range list.Items {
 		if r.Spec.SignerName == "kubernetes.io/kube-apiserver-client-kubelet" && r.Spec.Username == "system:bootstrap:abcdef" &&
 			has(r.Status.Conditions, "Approved") && len(r.Status.Certificate) > 0 {
-			// A link to a path of the node's own.
-			_, err := os.Lstat(b.Path("node/kubelet/pki/kubelet-client-current.pem"))
+			issued++
+		}
+	}
+	if issued < len(b.Nodes) {
+		return fmt.Errorf("of %d certificate signing requests %d are a kubelet's and issued", len(list.Items), issued)
+	}
+	for _, n := range b.Nodes {
+		// A link to a path of the node's own.
+		if _, err := os.Lstat(n.Path("kubelet/pki/kubelet-client-current.pem")); err != nil {
 			return err
 		}
 	}
-	return fmt.Errorf("of %d certificate signing requests none is the kubelet's and issued", len(list.Items))
+	return nil
 }
 
 // podsRunning: all that the workload asks for runs, with addresses of all
 // families, and says that it is ready.
 func podsRunning(ctx context.Context, b *bed.Bed) error {
-	want := map[string]int{"web": 2, "podget": 1, "hostget": 1}
-	if b.Form == bed.FormStaticPod {
-		want["kasway-agent"] = 1
+	want := map[string]int{"web": 2, "podget": len(b.Nodes), "hostget": len(b.Nodes)}
+	if b.Form != bed.FormProcess {
+		want[bed.Agent] = len(b.Nodes)
 	}
+	return running(ctx, b, want)
+}
+
+// running: so many pods of each kind, which begins their names, are ready.
+func running(ctx context.Context, b *bed.Bed, want map[string]int) error {
 	pods, err := pods(ctx, b)
 	if err != nil {
 		return err
 	}
+	ready := map[string]int{}
 	var waiting []string
 	for _, p := range pods {
 		kind, _, _ := strings.Cut(p.Metadata.Name, "-")
@@ -131,11 +164,11 @@ func podsRunning(ctx context.Context, b *bed.Bed) error {
 			waiting = append(waiting, fmt.Sprintf("%s %s %v", p.Metadata.Name, p.Status.Phase, p.Status.PodIPs))
 			continue
 		}
-		want[kind]--
+		ready[kind]++
 	}
-	for kind, missing := range want {
-		if missing != 0 {
-			return fmt.Errorf("%d pods of %s are missing; not ready: %v", missing, kind, waiting)
+	for kind, n := range want {
+		if ready[kind] != n {
+			return fmt.Errorf("%d pods of %s are ready, want %d; not ready: %v", ready[kind], kind, n, waiting)
 		}
 	}
 	return nil
@@ -150,58 +183,88 @@ func pods(ctx context.Context, b *bed.Bed) ([]pod, error) {
 // agentIsStaticPod: the KAS knows the agent's pod only because the kubelet,
 // which had started it before, told it through the agent.
 func agentIsStaticPod(ctx context.Context, b *bed.Bed) error {
+	return agentPods(ctx, b, func(p pod) bool {
+		return p.Metadata.Annotations["kubernetes.io/config.mirror"] != "" && p.Metadata.Name == bed.Agent+"-"+p.Spec.NodeName
+	})
+}
+
+func agentIsOfDaemonSet(ctx context.Context, b *bed.Bed) error {
+	return agentPods(ctx, b, func(p pod) bool {
+		owners := p.Metadata.OwnerReferences
+		return len(owners) == 1 && owners[0].Kind == "DaemonSet" && owners[0].Name == bed.Agent
+	})
+}
+
+// agentPods: every node has one that is ready.
+func agentPods(ctx context.Context, b *bed.Bed, is func(pod) bool) error {
 	pods, err := pods(ctx, b)
 	if err != nil {
 		return err
 	}
+	ready := map[string]int{}
 	for _, p := range pods {
-		if p.Metadata.Annotations["kubernetes.io/config.mirror"] != "" && p.Metadata.Name == bed.Agent+"-"+bed.NodeName {
-			if !has(p.Status.Conditions, "Ready") {
-				return fmt.Errorf("its conditions are %v", p.Status.Conditions)
-			}
-			return nil
+		if is(p) && has(p.Status.Conditions, "Ready") {
+			ready[p.Spec.NodeName]++
 		}
 	}
-	return fmt.Errorf("none of %d pods mirrors it", len(pods))
+	for _, n := range b.Nodes {
+		if ready[n.Name] != 1 {
+			return fmt.Errorf("of %d pods there are %d of the agent ready on %s", len(pods), ready[n.Name], n.Name)
+		}
+	}
+	return nil
 }
 
-// podGets reads from the node's files what the pod got from url with its token
+// podGets reads from the node's files what its pod got from url with its token
 // after the check began: the last answer must be 200, with the certificate
 // verified. KAS → node, the way of kubectl logs, is not needed for that.
-func podGets(pod, url string) func(context.Context, *bed.Bed) error {
+func podGets(pod, url string) func(context.Context, *bed.Bed, *bed.Node) error {
 	began := time.Now()
-	return func(_ context.Context, b *bed.Bed) error {
-		logs, err := filepath.Glob(b.Path("node/pods", pod+"*", "c", "*.log"))
+	return func(_ context.Context, _ *bed.Bed, n *bed.Node) error {
+		last := "nothing"
+		err := podLog(n, pod, began, func(text string) {
+			if strings.Contains(text, " "+url+" ") {
+				last = text
+			}
+		})
+		if err == nil && !strings.HasSuffix(last, "OK "+url+" 200 OK") {
+			err = fmt.Errorf("the last of its answers is %s", last)
+		}
+		return err
+	}
+}
+
+// podLog hands on the lines that pods of a node, whose names begin with pod, have
+// written after a moment.
+func podLog(n *bed.Node, pod string, after time.Time, line func(text string)) error {
+	logs, err := filepath.Glob(n.Path("pods", pod+"*", "c", "*.log"))
+	if err != nil {
+		return err
+	}
+	if len(logs) == 0 {
+		return fmt.Errorf("there is no log of %s", pod)
+	}
+	for _, log := range logs {
+		text, err := os.ReadFile(log)
 		if err != nil {
 			return err
 		}
-		last := "nothing"
-		for _, log := range logs {
-			f, err := os.Open(log)
-			if err != nil {
-				return err
+		for l := range strings.Lines(string(text)) {
+			// TIME STREAM F TEXT is the kubelet's format.
+			stamp, rest, _ := strings.Cut(strings.TrimSuffix(l, "\n"), " ")
+			at, err := time.Parse(time.RFC3339Nano, stamp)
+			if err == nil && at.After(after) {
+				line(rest)
 			}
-			for lines := bufio.NewScanner(f); lines.Scan(); {
-				// TIME STREAM F TEXT is the kubelet's format.
-				stamp, text, _ := strings.Cut(lines.Text(), " ")
-				at, err := time.Parse(time.RFC3339Nano, stamp)
-				if err == nil && at.After(began) && strings.Contains(text, " "+url+" ") {
-					last = text
-				}
-			}
-			f.Close()
 		}
-		if !strings.HasSuffix(last, "OK "+url+" 200 OK") {
-			return fmt.Errorf("the last of its answers in %d logs is %s", len(logs), last)
-		}
-		return nil
 	}
+	return nil
 }
 
 // hostGets asks the KAS from a process of the node, by another client than ours.
-func hostGets(url string) func(context.Context, *bed.Bed) error {
-	return func(ctx context.Context, b *bed.Bed) error {
-		out, err := b.HostRun(ctx, "curl", "-sS", "-g", "-m", "2", "--fail", "--cacert", b.Path("pki/ca.crt"), url+"/version")
+func hostGets(url string) func(context.Context, *bed.Bed, *bed.Node) error {
+	return func(ctx context.Context, b *bed.Bed, n *bed.Node) error {
+		out, err := n.Run(ctx, "curl", "-sS", "-g", "-m", "2", "--fail", "--cacert", b.Path("pki/ca.crt"), url+"/version")
 		if err == nil && !strings.Contains(out, `"gitVersion"`) {
 			err = fmt.Errorf("the answer is %q", out)
 		}
@@ -210,7 +273,7 @@ func hostGets(url string) func(context.Context, *bed.Bed) error {
 }
 
 // hostReachesWeb: kube-proxy has what it learned from the KAS in force.
-func hostReachesWeb(ctx context.Context, b *bed.Bed) error {
-	_, err := b.HostRun(ctx, "curl", "-sS", "-m", "2", "--fail", bed.WebURL)
+func hostReachesWeb(ctx context.Context, _ *bed.Bed, n *bed.Node) error {
+	_, err := n.Run(ctx, "curl", "-sS", "-m", "2", "--fail", bed.WebURL)
 	return err
 }

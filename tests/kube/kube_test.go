@@ -90,7 +90,13 @@ func up(t *testing.T, c bed.Config) *bed.Bed {
 	b := bed.New(c, binaries)
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, l := range []string{bed.Server, bed.Agent, "node", "containerd", "kubelet", "kube-proxy", "kube-apiserver"} {
+			logs := []string{bed.Server, "kube-apiserver"}
+			for _, n := range b.Nodes {
+				for _, p := range []string{bed.Agent, "init", "containerd", "kubelet", "kube-proxy"} {
+					logs = append(logs, n.Process(p))
+				}
+			}
+			for _, l := range logs {
 				t.Logf("the end of %s.log:\n%s", l, b.Tail(l, 15))
 			}
 			if os.Getenv("KEEP") != "" {
@@ -115,11 +121,12 @@ func must(t *testing.T, what string, err error) {
 	}
 }
 
-// startNode starts the agent and the node, gives the node its work, and waits
-// for none of it but for the agent's answer on its operator port: 200 or 503.
+// startNode starts the agents and the nodes, gives them their work, and waits
+// for none of it but for the agents' answer on their operator ports: 200 or 503.
 // It returns what the firewall has dropped until then. That is nothing if the
 // agent is a process, which comes before the kubelet; a kubelet that starts the
-// agent tries the direct way before.
+// agent tries the direct way before, and may use it where the agent is a
+// DaemonSet's.
 func startNode(t *testing.T, b *bed.Bed, ready int) bed.Drops {
 	t.Helper()
 	must(t, "starting the agent", b.StartAgent(t.Context()))
@@ -132,6 +139,9 @@ func startNode(t *testing.T, b *bed.Bed, ready int) bed.Drops {
 		return bed.Drops{}
 	}
 	must(t, "the agent that the kubelet starts", b.AgentAnswers(t.Context(), "/readyz", ready))
+	if b.Form == bed.FormDaemonSet {
+		must(t, "closing the way past Kasway", b.CloseDirect(t.Context()))
+	}
 	d, err := bed.Dropped(t.Context())
 	must(t, "reading what the firewall dropped", err)
 	return d

@@ -44,7 +44,7 @@ func TestCase_B93_Outage(t *testing.T) {
 			before := startNode(t, b, 200)
 			must(t, "pods", check{do: podsRunning}.run(t.Context(), b, time.Minute))
 			tick(t, b)
-			must(t, "starting the informers", b.StartHostProcess("informers", binaries.Hyperkube,
+			must(t, "starting the informers", b.Nodes[0].Start("informers", binaries.Hyperkube,
 				"informers", "--kubeconfig", b.Path("pki/informers.kubeconfig"), "--count", fmt.Sprint(informerCount)))
 			_, err := allFresh(t.Context(), b, time.Time{}, time.Minute)
 			must(t, "the informers before any outage", err)
@@ -93,7 +93,7 @@ func (o outage) run(t *testing.T, b *bed.Bed) {
 
 func agentKilled(t *testing.T, b *bed.Bed) {
 	began := time.Now()
-	must(t, "killing the agent", b.Kill(bed.Agent))
+	must(t, "killing the agent", b.Kill(b.Nodes[0].Process(bed.Agent)))
 	time.Sleep(agentOutage)
 	// A connect of the very moment may still be taken by the dying process's
 	// backlog, and is then reset.
@@ -107,7 +107,7 @@ func agentKilled(t *testing.T, b *bed.Bed) {
 		}
 	}
 	back := time.Now()
-	must(t, "starting the agent again", b.StartAgent(t.Context()))
+	must(t, "starting the agent again", b.Nodes[0].StartAgent(t.Context()))
 	must(t, "the agent", b.AgentAnswers(t.Context(), "/readyz", 200))
 	// Those who were refused back off for as long again: there is no goal.
 	fresh, err := allFresh(t.Context(), b, began, afterOutage)
@@ -172,7 +172,7 @@ type said struct {
 
 // informersSaid is what the informers said after a moment.
 func informersSaid(b *bed.Bed, after time.Time) ([]said, error) {
-	text, err := os.ReadFile(b.Path("log/informers.log"))
+	text, err := os.ReadFile(b.Path("log", b.Nodes[0].Process("informers")+".log"))
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func allFresh(ctx context.Context, b *bed.Bed, after time.Time, limit time.Durat
 			}
 		}
 		if len(first) < informerCount {
-			return fmt.Errorf("%d of %d informers are fresh; their log ends with:\n%s", len(first), informerCount, b.Tail("informers", 5))
+			return fmt.Errorf("%d of %d informers are fresh; their log ends with:\n%s", len(first), informerCount, b.Tail(b.Nodes[0].Process("informers"), 5))
 		}
 		for _, at := range first {
 			if at.After(last) {
@@ -230,7 +230,7 @@ func errnos(t *testing.T, b *bed.Bed, what string, from, to time.Time) map[strin
 	t.Logf("connects without the %s ended like this (\"\" is accepted): %v", what, n)
 	wrong := n["EPERM"] + n["EACCES"] + n["EHOSTUNREACH"] + n["ENETUNREACH"]
 	for _, component := range []string{"kubelet", "kube-proxy"} {
-		log := b.Tail(component, 1_000_000)
+		log := b.Tail(b.Nodes[0].Process(component), 1_000_000)
 		for _, text := range []string{"operation not permitted", "permission denied", "no route to host", "network is unreachable"} {
 			wrong += strings.Count(log, "connect: "+text)
 		}
@@ -242,8 +242,8 @@ func errnos(t *testing.T, b *bed.Bed, what string, from, to time.Time) map[strin
 // watcher is a client that watches, and who it is in the audit log.
 type watcher struct{ name, user string }
 
-var watchers = []watcher{
-	{"informers", bed.UserInformers}, {"kubelet", "system:node:" + bed.NodeName}, {"kube-proxy", "system:kube-proxy"},
+func watchers(b *bed.Bed) []watcher {
+	return []watcher{{"informers", bed.UserInformers}, {"kubelet", b.Nodes[0].User()}, {"kube-proxy", "system:kube-proxy"}}
 }
 
 // asked is what one user has asked the KAS for.
@@ -258,7 +258,7 @@ func relists(t *testing.T, b *bed.Bed, what string, since time.Time) {
 	t.Helper()
 	must(t, "everybody's return", bed.Poll(t.Context(), afterOutage, func() error {
 		all, err := auditSince(b, since)
-		for _, w := range watchers {
+		for _, w := range watchers(b) {
 			if err == nil && all[w.user].watches == 0 {
 				err = fmt.Errorf("%s has opened no watch since", w.name)
 			}
@@ -268,7 +268,7 @@ func relists(t *testing.T, b *bed.Bed, what string, since time.Time) {
 	time.Sleep(settle)
 	all, err := auditSince(b, since)
 	must(t, "reading the audit log", err)
-	for _, w := range watchers {
+	for _, w := range watchers(b) {
 		t.Logf("%s: %d watches since, listed again: %v", w.name, all[w.user].watches, all[w.user].lists)
 		figure(t, "relists-"+w.name+"-without-"+what, float64(len(all[w.user].lists)), 0)
 	}

@@ -2,25 +2,31 @@ package bed
 
 import "net"
 
-// The namespaces: the control plane, the switch between it and the node, and
-// the node.
+// The namespaces: the control plane, the switch between it and the nodes; each
+// node's is named by netns.
 const (
 	prefix = "kasway-kube"
 	nsCP   = prefix + "-cp"
 	nsWire = prefix + "-wire"
-	nsNode = prefix + "-node1"
 )
 
-// NodeName is the node's name in the cluster.
-const NodeName = "node1"
+// MaxNodes is how many nodes a bed can have.
+const MaxNodes = 2
+
+// address is what nodes have one of each, in both families: the node's own
+// address, and its pods' range.
+type address struct{ v4, v6, pods4, pods6 string }
+
+var nodeAddresses = [MaxNodes]address{
+	{"10.200.0.2", "fd00:200::2", "10.244.1.0/24", "fd00:244:1::/64"},
+	{"10.200.0.3", "fd00:200::3", "10.244.2.0/24", "fd00:244:2::/64"},
+}
 
 // The addresses of a bed; those of IPv6 exist in a dual-stack bed only.
 const (
 	cp4, cp6           = "10.200.0.1", "fd00:200::1"
-	node4, node6       = "10.200.0.2", "fd00:200::2"
 	services4          = "10.96.0.0/16"
 	services6          = "fd00:96::/112"
-	pods4, pods6       = "10.244.1.0/24", "fd00:244:1::/64"
 	cluster4, cluster6 = "10.96.0.1", "fd00:96::1" // the KAS's ClusterIPs; Kubernetes itself makes only the first
 	kasPort            = "6443"
 	kaswayPort         = "8091" // the only port of the control plane that the node can reach

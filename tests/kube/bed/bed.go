@@ -1,5 +1,5 @@
-// Package bed is a real Kubernetes in network namespaces: a control plane, a
-// node, and between them a firewall that lets only Kasway's port through.
+// Package bed is a real Kubernetes in network namespaces: a control plane, one
+// or two nodes, and between them a firewall that lets only Kasway's port through.
 //
 // Everything it makes has a name that begins with kasway-kube, so that Down
 // finds it again after a crash: namespaces, control groups, and one directory
@@ -15,17 +15,20 @@ import (
 	"time"
 )
 
-// The two ways the agent gets onto a node.
+// The ways the agent gets onto a node.
 const (
 	FormProcess   = "process"   // started before the kubelet, as by systemd
 	FormStaticPod = "staticpod" // started by the kubelet, which then joins through it
+	// FormDaemonSet is for nodes that reach the KAS some other way first: the
+	// firewall lets them through until CloseDirect.
+	FormDaemonSet = "daemonset"
 )
 
 // Config is what one bed looks like.
 type Config struct {
 	// Proxy is kube-proxy's mode: iptables or nftables.
 	Proxy string
-	// Form is how the agent runs: FormProcess or FormStaticPod.
+	// Form is how the agent runs: FormProcess, FormStaticPod or FormDaemonSet.
 	Form string
 	// Mode is the agent's intercept.mode.
 	Mode string
@@ -35,6 +38,8 @@ type Config struct {
 	// DualStack gives nodes, pods and services IPv6 addresses as well, and the
 	// KAS an IPv6 address and ClusterIP of its own.
 	DualStack bool
+	// Nodes is how many there are; 0 is 1.
+	Nodes int
 }
 
 // Name says in a few words what c is.
@@ -46,7 +51,11 @@ func (c Config) Name() string {
 	if c.DualStack {
 		family = "dual"
 	}
-	return fmt.Sprintf("%s-%s-%s-%s-%s", c.Proxy, c.Form, c.Mode, join, family)
+	name := fmt.Sprintf("%s-%s-%s-%s-%s", c.Proxy, c.Form, c.Mode, join, family)
+	if c.Nodes > 1 {
+		name += fmt.Sprintf("-%dnodes", c.Nodes)
+	}
+	return name
 }
 
 // Binaries are the paths of what runs in a bed. The programs must be static.
@@ -55,13 +64,16 @@ type Binaries struct {
 	Agent     string // kasway-agent
 	Server    string // kasway-server
 	Box       string // the pods' program, see ../box
-	StaticPod string // the manifest of FormStaticPod
+	Deploy    string // the folder of the manifests
 }
 
 // Bed is one cluster. Its methods may be called by one goroutine at a time,
 // but for API, whose result is safe for concurrent use.
 type Bed struct {
 	Config
+	// Nodes are the bed's, node1 first.
+	Nodes []*Node
+
 	bin  Binaries
 	dir  string
 	ours map[string]*process // processes that this Bed started
@@ -74,7 +86,11 @@ func Dir() string { return filepath.Join(os.TempDir(), "kasway-kube") }
 
 // New describes a bed; nothing is started. The caller holds the Lock.
 func New(c Config, bin Binaries) *Bed {
-	return &Bed{Config: c, bin: bin, dir: Dir(), ours: map[string]*process{}}
+	b := &Bed{Config: c, bin: bin, dir: Dir(), ours: map[string]*process{}}
+	for i := range max(c.Nodes, 1) {
+		b.Nodes = append(b.Nodes, &Node{Name: nodeName(i), bed: b, address: nodeAddresses[i]})
+	}
+	return b
 }
 
 // Path is a file or folder of the bed.
@@ -82,15 +98,15 @@ func (b *Bed) Path(elem ...string) string {
 	return filepath.Join(append([]string{b.dir}, elem...)...)
 }
 
-// Up brings up everything but the node's half and Kasway: what an earlier run
-// may have left is removed, then come network, certificates, control plane and
-// firewall. The probes of the firewall are made here: each is seen to succeed
-// before the firewall is on, and to fail after.
+// Up brings up everything but what runs on the nodes and Kasway: what an earlier
+// run may have left is removed, then come network, nodes, certificates, control
+// plane and firewall. The probes of the firewall are made here: each is seen to
+// succeed before the firewall is on, and to fail after.
 func (b *Bed) Up(ctx context.Context) error {
 	if err := Down(); err != nil {
 		return fmt.Errorf("removing what an earlier run left: %w", err)
 	}
-	for _, d := range []string{"log", "pid", "pki", "kasway", "node/images", "node/manifests", "node/cni"} {
+	for _, d := range []string{"log", "pid", "pki"} {
 		if err := os.MkdirAll(b.Path(d), 0o755); err != nil {
 			return err
 		}
@@ -100,6 +116,7 @@ func (b *Bed) Up(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"network", b.networkUp},
+		{"nodes", b.bootNodes},
 		{"certificates", b.certificates},
 		{"control plane", b.controlPlaneUp},
 		{"firewall", b.firewallUp},

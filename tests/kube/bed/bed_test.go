@@ -25,9 +25,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // every is all kinds of beds that differ in their files.
 func every() []*Bed {
 	var all []*Bed
-	for _, form := range []string{FormProcess, FormStaticPod} {
+	for _, form := range []string{FormProcess, FormStaticPod, FormDaemonSet} {
 		for _, dual := range []bool{false, true} {
-			all = append(all, New(Config{Proxy: "nftables", Form: form, Mode: "nft", DualStack: dual}, Binaries{}))
+			for _, mode := range []string{"nft", "ebpf"} {
+				all = append(all, New(Config{Proxy: "nftables", Form: form, Mode: mode, DualStack: dual, Nodes: MaxNodes}, Binaries{}))
+			}
 		}
 	}
 	return all
@@ -40,7 +42,10 @@ func TestFilesAreYAML(t *testing.T) {
 	}
 	for _, b := range every() {
 		for _, n := range names {
-			text, err := b.render(n.Name())
+			text, err := render(n.Name(), b.Nodes[1].values())
+			if n.Name() == kustomization {
+				text, err = render(n.Name(), b.overlay("../base"))
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -67,7 +72,10 @@ func TestFilesAreYAML(t *testing.T) {
 
 func TestAgentConfig(t *testing.T) {
 	for _, b := range every() {
-		text, err := b.render("agent.yaml")
+		text, err := render("agent.yaml", b.Nodes[1].values())
+		if b.Form == FormDaemonSet {
+			text, err = render("agent.yaml", b.overlay("../base"))
+		}
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -28,7 +28,7 @@ func Build(ctx context.Context) (Binaries, error) {
 	hyperkube := strings.TrimSpace(string(out))
 	bin := filepath.Join(filepath.Dir(hyperkube), "bin")
 	made := Binaries{Hyperkube: hyperkube, Agent: bin + "/kasway-agent", Server: bin + "/kasway-server", Box: bin + "/box",
-		StaticPod: filepath.Join(root, "deploy/staticpod/kasway-agent.yaml")}
+		Deploy: filepath.Join(root, "deploy")}
 	what := map[string]string{made.Box: "./tests/kube/box"}
 	if given := os.Getenv("KASWAY_BIN"); given != "" {
 		made.Agent, made.Server = filepath.Join(given, "kasway-agent"), filepath.Join(given, "kasway-server")

@@ -13,13 +13,15 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// The node's control groups of cgroup 2. Whoever attaches something to nodeGroup
+// group is the node's control group. Whoever attaches something to it in cgroup 2
 // sees the node's own processes and its pods, and nothing else of the machine.
-const (
-	nodeGroup  = prefix + "/" + NodeName
-	hostGroup  = nodeGroup + "/host"  // kubelet, kube-proxy, and whoever plays a host process
-	agentGroup = nodeGroup + "/agent" // Kasway's agent
-)
+func (n *Node) group() string { return prefix + "/" + n.Name }
+
+// unit is the group of one of the node's units.
+func (n *Node) unit(name string) string { return n.group() + "/" + name }
+
+// Cgroup is the folder of the node's group.
+func (n *Node) Cgroup() string { return filepath.Join(cgroup2(), n.group()) }
 
 // cgroup2 is where cgroup 2 is mounted: alone, or beside version 1.
 func cgroup2() string {
@@ -41,18 +43,18 @@ func hierarchies() ([]string, error) {
 	return dirs, err
 }
 
-// cgroupsUp makes the node's group in every hierarchy: the kubelet is told to
-// stay below it, and insists that it exists.
-func cgroupsUp() error {
+// cgroupsUp makes a node's group in every hierarchy: the kubelet is told to stay
+// below it, and insists that it exists.
+func cgroupsUp(group string) error {
 	all, err := hierarchies()
 	if err != nil {
 		return err
 	}
 	for _, h := range all {
-		if err := os.MkdirAll(filepath.Join(h, nodeGroup), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Join(h, group), 0o755); err != nil {
 			return err
 		}
-		for _, dir := range []string{prefix, nodeGroup} {
+		for _, dir := range []string{prefix, group} {
 			if err := prepareGroup(h, filepath.Join(h, dir)); err != nil {
 				return err
 			}

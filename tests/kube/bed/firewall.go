@@ -20,9 +20,11 @@ table inet fw {
 	counter through { }
 	set dropped4 { type ipv4_addr . inet_service . ipv4_addr . inet_service; flags dynamic; size 1024; }
 	set dropped6 { type ipv6_addr . inet_service . ipv6_addr . inet_service; flags dynamic; size 1024; }
+	chain direct { }
 	chain input {
 		type filter hook input priority 0; policy accept
 		iifname != "cp0" accept
+		jump direct
 		ct state established accept
 		tcp dport ` + kaswayPort + ` accept
 		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-report, mld2-listener-report } accept
@@ -31,7 +33,7 @@ table inet fw {
 	chain output {
 		type filter hook output priority 0; policy accept
 		oifname != "cp0" accept
-		ct state established accept
+		ct state { established, related } accept
 		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-report, mld2-listener-report } accept
 		counter name out jump note
 	}
@@ -51,9 +53,11 @@ table inet fw {
 // to be closed was open before.
 func (b *Bed) firewallUp(ctx context.Context) error {
 	const probe = "probe"
-	for _, addr := range b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort)) {
-		if err := b.start(probe+addr, place{netns: nsNode}, nil, b.bin.Box, "serve", addr); err != nil {
-			return err
+	for _, n := range b.Nodes {
+		for _, addr := range n.kubeletAddresses() {
+			if err := b.start(probe+addr, place{netns: n.netns()}, nil, b.bin.Box, "serve", addr); err != nil {
+				return err
+			}
 		}
 	}
 	if err := poll(ctx, 20*time.Millisecond, func() error { return b.reachable(ctx, true) }); err != nil {
@@ -65,16 +69,18 @@ func (b *Bed) firewallUp(ctx context.Context) error {
 	if err := b.reachable(ctx, false); err != nil {
 		return fmt.Errorf("with the firewall: %w", err)
 	}
-	for _, addr := range b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort)) {
-		if err := b.Kill(probe + addr); err != nil {
-			return err
+	for _, n := range b.Nodes {
+		for _, addr := range n.kubeletAddresses() {
+			if err := b.Kill(probe + addr); err != nil {
+				return err
+			}
 		}
 	}
 	d, err := Dropped(ctx)
 	if err != nil {
 		return err
 	}
-	if want := 2 * len(b.families("", "")); len(d.Connections) != want {
+	if want := 2 * len(b.Nodes) * len(b.families("", "")); len(d.Connections) != want {
 		return fmt.Errorf("the firewall dropped %d probes and noted %v", want, d)
 	}
 	return nft(ctx, "reset counters table inet fw\nflush set inet fw dropped4\nflush set inet fw dropped6")
@@ -83,13 +89,17 @@ func (b *Bed) firewallUp(ctx context.Context) error {
 // reachable fails unless a direct connection node → KAS, and one KAS → kubelet,
 // is possible (want) or is not.
 func (b *Bed) reachable(ctx context.Context, want bool) error {
-	for _, way := range []struct {
+	type way struct {
 		from string
 		to   []string
-	}{
-		{nsNode, b.families(net.JoinHostPort(cp4, kasPort), net.JoinHostPort(cp6, kasPort))},
-		{nsCP, b.families(net.JoinHostPort(node4, kubeletPort), net.JoinHostPort(node6, kubeletPort))},
-	} {
+	}
+	var ways []way
+	for _, n := range b.Nodes {
+		ways = append(ways,
+			way{n.netns(), b.families(net.JoinHostPort(cp4, kasPort), net.JoinHostPort(cp6, kasPort))},
+			way{nsCP, n.kubeletAddresses()})
+	}
+	for _, way := range ways {
 		for _, addr := range way.to {
 			ctx, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 			c, err := dialIn(ctx, way.from, "tcp", addr)
@@ -149,6 +159,19 @@ func Dropped(ctx context.Context) (d Drops, err error) {
 		return d, fmt.Errorf("the firewall has %d counters", counters)
 	}
 	return d, nil
+}
+
+// OpenDirect lets nodes reach the KAS past Kasway, as those of FormDaemonSet do
+// at first.
+func (b *Bed) OpenDirect(ctx context.Context) error {
+	return nft(ctx, "add rule inet fw direct tcp dport "+kasPort+" accept")
+}
+
+// CloseDirect ends that: connections of that way are reset at their next packet.
+func (b *Bed) CloseDirect(ctx context.Context) error {
+	return nft(ctx, "flush chain inet fw direct\n"+
+		"add rule inet fw direct tcp dport "+kasPort+" tcp flags rst accept\n"+
+		"add rule inet fw direct tcp dport "+kasPort+" ct state established reject with tcp reset")
 }
 
 // RefuseUpstream takes the KAS from Kasway's server: connections that it has are

@@ -1,7 +1,6 @@
 package bed
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -11,30 +10,40 @@ import (
 	"time"
 )
 
-// The names of Kasway's processes, for Running, Kill and Tail.
+// The names of Kasway's processes, for Running, Kill and Tail: that of an agent
+// is Node.Process(Agent).
 const (
 	Server = "kasway-server"
 	Agent  = "kasway-agent"
 )
 
-// kaswayCertificates makes those of server and agent as an operator would, in
-// authority/, and copies to the node's folder what an agent has.
+// everyNode is the certificate that all nodes of a DaemonSet share.
+const everyNode = "nodes"
+
+// kaswayCertificates makes those of server and agents as an operator would, in
+// authority/, and copies to each node's folder what its agent has.
 func (b *Bed) kaswayCertificates(ctx context.Context) error {
 	if _, err := os.Stat(b.Path("authority")); err == nil {
 		return nil
 	}
-	for _, args := range [][]string{{"init"}, {"server", "--ip", cp4}, {"agent", "--name", NodeName}} {
+	commands := [][]string{{"init"}, {"server", "--ip", cp4}, {"agent", "--name", everyNode}}
+	for _, n := range b.Nodes {
+		commands = append(commands, []string{"agent", "--name", n.Name})
+	}
+	for _, args := range commands {
 		if _, err := run(ctx, append([]string{b.bin.Server, "certs"}, append(args, "--dir", b.Path("authority"))...)...); err != nil {
 			return err
 		}
 	}
-	for from, to := range map[string]string{"agent-" + NodeName + ".crt": "agent.crt", "agent-" + NodeName + ".key": "agent.key", "ca.crt": "ca.crt"} {
-		text, err := os.ReadFile(b.Path("authority", from))
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(b.Path("kasway", to), text, 0o600); err != nil {
-			return err
+	for _, n := range b.Nodes {
+		for from, to := range map[string]string{"agent-" + n.Name + ".crt": "agent.crt", "agent-" + n.Name + ".key": "agent.key", "ca.crt": "ca.crt"} {
+			text, err := os.ReadFile(b.Path("authority", from))
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(n.Path("etc", to), text, 0o600); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -66,50 +75,50 @@ func (b *Bed) StartServer(ctx context.Context) error {
 	})
 }
 
-// StartAgent starts the agent on the node, or, where the kubelet does that,
-// puts the pod's manifest and image where it finds them.
+// StartAgent starts the agent on every node, or, where the kubelet does that,
+// puts the manifest and the image where it finds them.
 func (b *Bed) StartAgent(ctx context.Context) error {
 	if err := b.kaswayCertificates(ctx); err != nil {
 		return err
 	}
-	if err := b.install("agent.yaml", "kasway/agent.yaml"); err != nil {
-		return err
+	if b.Form == FormDaemonSet {
+		return b.daemonSet(ctx)
 	}
-	if b.Form == FormStaticPod {
-		return b.staticPod()
+	for _, n := range b.Nodes {
+		if err := n.StartAgent(ctx); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
 	}
-	return b.start(Agent, place{netns: nsNode, cgroup: agentGroup}, nil, b.bin.Agent, "run", "--config", b.Path("kasway/agent.yaml"))
+	return nil
 }
 
-// staticPod gives the node the manifest that is shipped, with two changes: the
-// image is one that the node has, and the folder of the configuration, which
-// would be the machine's, is the bed's.
-func (b *Bed) staticPod() error {
-	if err := writeImage(agentImage, b.bin.Agent, b.Path("node/images/agent.tar")); err != nil {
+// StartAgent starts the agent on one node, as a process or a static pod.
+func (n *Node) StartAgent(context.Context) error {
+	if err := n.install("agent.yaml", "etc/agent.yaml"); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(b.bin.StaticPod)
-	if err != nil {
-		return err
+	if n.bed.Form == FormStaticPod {
+		return n.staticPod()
 	}
-	for from, to := range map[string]string{
-		"image: kasway-agent:latest":    "image: " + agentImage,
-		"hostPath: {path: /etc/kasway,": "hostPath: {path: " + b.Path("kasway") + ",",
-	} {
-		if !bytes.Contains(text, []byte(from)) {
-			return fmt.Errorf("%s does not say %q", b.bin.StaticPod, from)
-		}
-		text = bytes.ReplaceAll(text, []byte(from), []byte(to))
-	}
-	return os.WriteFile(b.Path("node/manifests/kasway-agent.yaml"), text, 0o644)
+	return n.agentProcess(n.named(Agent))
+}
+
+func (n *Node) agentProcess(name string) error {
+	return n.bed.start(name, n.place(unitAgent), nil, n.bed.bin.Agent, "run", "--config", n.Path("etc/agent.yaml"))
+}
+
+// Ask runs a command of kasway-agent on the node, such as status, whatever form
+// the agent has.
+func (n *Node) Ask(ctx context.Context, args ...string) (string, error) {
+	return n.Run(ctx, append([]string{n.bed.bin.Agent}, args...)...)
 }
 
 // AgentStatus is the answer of the agent's operator port to path.
-func (b *Bed) AgentStatus(ctx context.Context, path string) (code int, text string, err error) {
+func (n *Node) AgentStatus(ctx context.Context, path string) (code int, text string, err error) {
 	client := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return dialIn(ctx, nsNode, network, addr)
+			return dialIn(ctx, n.netns(), network, addr)
 		},
 	}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+agentOperator+path, nil)
@@ -125,13 +134,19 @@ func (b *Bed) AgentStatus(ctx context.Context, path string) (code int, text stri
 	return resp.StatusCode, string(body), err
 }
 
-// AgentAnswers waits until the agent's operator port answers path with code.
+// AgentAnswers waits until every agent's operator port answers path with code.
 func (b *Bed) AgentAnswers(ctx context.Context, path string, code int) error {
-	return Poll(ctx, time.Minute, func() error {
-		got, text, err := b.AgentStatus(ctx, path)
-		if err == nil && got != code {
-			err = fmt.Errorf("the agent answers %s with %d: %s", path, got, text)
+	for _, n := range b.Nodes {
+		err := Poll(ctx, time.Minute, func() error {
+			got, text, err := n.AgentStatus(ctx, path)
+			if err == nil && got != code {
+				err = fmt.Errorf("the agent of %s answers %s with %d: %s", n.Name, path, got, text)
+			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
-		return err
-	})
+	}
+	return nil
 }

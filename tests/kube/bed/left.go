@@ -11,7 +11,10 @@ import (
 // groups, mounts, and processes of its binaries. After Down it is empty.
 func Left(bin Binaries) []string {
 	var left []string
-	paths := []string{Dir(), "/run/netns/" + nsCP, "/run/netns/" + nsWire, "/run/netns/" + nsNode}
+	paths := []string{Dir()}
+	for _, ns := range namespaces() {
+		paths = append(paths, "/run/netns/"+ns)
+	}
 	groups, _ := hierarchies()
 	for _, g := range groups {
 		paths = append(paths, filepath.Join(g, prefix))

@@ -18,11 +18,11 @@ func run(ctx context.Context, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// networkUp makes the namespaces and cables them. The node has its default
-// route through the control plane (the kubelet wants one), which forwards
-// nothing.
+// networkUp makes the namespaces and cables them. A node has its default route
+// through the control plane (the kubelet wants one), which forwards nothing, and
+// routes to the other nodes' pods.
 func (b *Bed) networkUp(ctx context.Context) error {
-	for _, ns := range []string{nsWire, nsCP, nsNode} {
+	for _, ns := range []string{nsWire, nsCP} {
 		if err := batch(ctx, "", "netns add "+ns); err != nil {
 			return err
 		}
@@ -33,31 +33,45 @@ func (b *Bed) networkUp(ctx context.Context) error {
 	if err := sysctl(ctx, nsWire, "net.bridge.bridge-nf-call-iptables=0", "net.bridge.bridge-nf-call-ip6tables=0"); err != nil {
 		return err
 	}
-	for _, end := range []struct{ ns, dev, v4, v6 string }{
-		{nsCP, "cp0", cp4, cp6}, {nsNode, "node0", node4, node6},
-	} {
-		err := batch(ctx, nsWire, "link add p-"+end.dev+" type veth peer name "+end.dev+" netns "+end.ns,
-			"link set p-"+end.dev+" master br0 up")
-		if err == nil {
-			err = batch(ctx, end.ns, "link set lo up", "link set "+end.dev+" up", "addr add "+end.v4+"/24 dev "+end.dev)
+	if err := b.plugIn(ctx, nsCP, "cp0", address{v4: cp4, v6: cp6}); err != nil {
+		return err
+	}
+	for _, n := range b.Nodes {
+		if err := batch(ctx, "", "netns add "+n.netns()); err != nil {
+			return err
 		}
-		if err == nil && b.DualStack {
-			err = batch(ctx, end.ns, "addr add "+end.v6+"/64 dev "+end.dev+" nodad")
+		if err := b.plugIn(ctx, n.netns(), n.Name, n.address); err != nil {
+			return err
 		}
-		if err != nil {
+		if err := batch(ctx, n.netns(), n.routes()...); err != nil {
+			return err
+		}
+		if err := sysctl(ctx, n.netns(), b.families("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")...); err != nil {
 			return err
 		}
 	}
-	if err := batch(ctx, nsNode, "route add default via "+cp4); err != nil {
+	return nil
+}
+
+// plugIn gives a namespace its device on the wire.
+func (b *Bed) plugIn(ctx context.Context, ns, dev string, at address) error {
+	err := batch(ctx, nsWire, "link add p-"+dev+" type veth peer name "+dev+" netns "+ns, "link set p-"+dev+" master br0 up")
+	if err != nil {
 		return err
 	}
-	if !b.DualStack {
-		return sysctl(ctx, nsNode, "net.ipv4.ip_forward=1")
+	lines := []string{"link set lo up", "link set " + dev + " up"}
+	return batch(ctx, ns, append(lines, b.families("addr add "+at.v4+"/24 dev "+dev, "addr add "+at.v6+"/64 dev "+dev+" nodad")...)...)
+}
+
+// routes are those of a node's namespace.
+func (n *Node) routes() []string {
+	lines := n.bed.families("route add default via "+cp4, "route add default via "+cp6)
+	for _, other := range n.bed.Nodes {
+		if other != n {
+			lines = append(lines, n.bed.families("route add "+other.pods4+" via "+other.v4, "route add "+other.pods6+" via "+other.v6)...)
+		}
 	}
-	if err := batch(ctx, nsNode, "route add default via "+cp6); err != nil {
-		return err
-	}
-	return sysctl(ctx, nsNode, "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+	return lines
 }
 
 // batch runs ip's commands, one line each, in a namespace ("": the machine's).
@@ -79,10 +93,19 @@ func sysctl(ctx context.Context, ns string, settings ...string) error {
 	return err
 }
 
+// namespaces are all that a bed may have.
+func namespaces() []string {
+	all := []string{nsCP, nsWire}
+	for i := range MaxNodes {
+		all = append(all, prefix+"-"+nodeName(i))
+	}
+	return all
+}
+
 // networkDown removes the namespaces, and with them all that is in them.
 func networkDown() error {
 	var errs []error
-	for _, ns := range []string{nsNode, nsCP, nsWire} {
+	for _, ns := range namespaces() {
 		if _, err := os.Stat("/run/netns/" + ns); err == nil {
 			_, err := run(context.Background(), "ip", "netns", "del", ns)
 			errs = append(errs, err)

@@ -1,68 +1,154 @@
 package bed
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"os"
 	"strings"
+	"time"
 )
 
-// StartNode starts containerd, the kubelet and kube-proxy on the node, and does
-// not wait for it: see NodeReady.
-func (b *Bed) StartNode(ctx context.Context) error {
-	for name, to := range map[string]string{
-		"kubelet.yaml": "kubelet.yaml", "kube-proxy.yaml": "kube-proxy.yaml", "containerd.toml": "containerd.toml",
-		"cni.conflist": "cni/10-bridge.conflist", "node-init.sh": "init.sh",
-	} {
-		if err := b.install(name, "node", to); err != nil {
-			return err
-		}
-	}
-	if err := writeImage(boxImage, b.bin.Box, b.Path("node/images/box.tar")); err != nil {
-		return err
-	}
-	if err := cgroupsUp(); err != nil {
-		return err
-	}
-	flags := "--kubeconfig=" + b.Path("pki/kubelet.kubeconfig")
-	if b.Bootstrap {
-		if err := b.apply(ctx, "bootstrap.yaml"); err != nil {
-			return err
-		}
-		flags = "--bootstrap-kubeconfig=" + b.Path("pki/bootstrap.kubeconfig") +
-			" --kubeconfig=/var/lib/kubelet/kubeconfig --cert-dir=/var/lib/kubelet/pki"
-	}
-	env := []string{
-		"DIR=" + b.dir, "PKI=" + b.Path("pki"), "HYPERKUBE=" + b.bin.Hyperkube, "NAME=" + NodeName,
-		"NODE_IP=" + strings.Join(b.families(node4, node6), ","), "KUBECONFIG_FLAGS=" + flags,
-	}
-	// The network namespace comes first, then those of the node's own. If this
-	// process is killed, --kill-child ends the node's init and all below it.
-	return b.start("node", place{netns: nsNode, cgroup: hostGroup}, env,
-		"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--propagation", "private",
-		"bash", b.Path("node/init.sh"))
+// Node is one node of a bed. It has a network namespace, a mount namespace in
+// which the machine's own folders are hidden behind empty ones, and control
+// groups named as systemd names them, all below one group.
+type Node struct {
+	Name string // in the cluster
+	bed  *Bed
+	address
 }
 
-// StartWorkload creates the pods of files/workload.yaml, and does not wait for
-// them: see PodsRunning.
-func (b *Bed) StartWorkload(ctx context.Context) error { return b.apply(ctx, "workload.yaml") }
+func nodeName(i int) string { return fmt.Sprintf("node%d", i+1) }
 
-func (b *Bed) apply(ctx context.Context, name string) error {
-	text, err := b.render(name)
-	if err != nil {
-		return err
-	}
-	if out, err := b.Kubectl(ctx, bytes.NewReader(text), "apply", "-f", "-").CombinedOutput(); err != nil {
-		return fmt.Errorf("kubectl apply -f %s: %w: %s", name, err, out)
+func (n *Node) netns() string { return prefix + "-" + n.Name }
+
+// User is who the node's kubelet is in the audit log.
+func (n *Node) User() string { return "system:node:" + n.Name }
+
+// Process is the name of one of the node's processes, for Running, Kill and
+// Tail: kubelet, kube-proxy, containerd, Agent, or what Start was given.
+func (n *Node) Process(name string) string { return n.named(name) }
+
+// named tells this node's process, log or file from another node's.
+func (n *Node) named(name string) string { return name + "-" + n.Name }
+
+// Path is a file or folder of the node.
+func (n *Node) Path(elem ...string) string {
+	return n.bed.Path(append([]string{n.Name}, elem...)...)
+}
+
+func (n *Node) kubeletAddresses() []string {
+	return n.bed.families(net.JoinHostPort(n.v4, kubeletPort), net.JoinHostPort(n.v6, kubeletPort))
+}
+
+// The units of a node's own processes.
+const (
+	unitAgent = "system.slice/kasway-agent.service"
+	unitInit  = "init.scope"
+	// unitTests is that of who plays a host process.
+	unitTests = "system.slice/tests.service"
+)
+
+// boot is the process that keeps a node's mounts.
+const boot = "boot"
+
+// bootNodes makes what the processes of each node find: groups and mounts.
+func (b *Bed) bootNodes(ctx context.Context) error {
+	for _, n := range b.Nodes {
+		if err := n.boot(ctx); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
 	}
 	return nil
 }
 
-// HostRun runs a host process of the node to its end: in its network namespace,
-// and in the control group of the node's own processes, so that whatever is
-// attached to the node's group sees it too.
-func (b *Bed) HostRun(ctx context.Context, argv ...string) (string, error) {
-	cmd, release, err := place{netns: nsNode, cgroup: hostGroup}.command(ctx, argv...)
+func (n *Node) boot(ctx context.Context) error {
+	for _, d := range []string{"images", "manifests", "cni", "etc", "containerd", "kubelet", "pods", "sys"} {
+		if err := os.MkdirAll(n.Path(d), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := cgroupsUp(n.group()); err != nil {
+		return err
+	}
+	if err := n.install("node-boot.sh", "boot.sh"); err != nil {
+		return err
+	}
+	if err := n.bed.start(n.named(boot), place{netns: n.netns(), cgroup: n.unit(unitInit)}, n.env(),
+		"unshare", "--mount", "--uts", "--propagation", "private", "bash", n.Path("boot.sh")); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return poll(ctx, 5*time.Millisecond, func() error {
+		_, err := os.Stat(n.Path("booted"))
+		return errors.Join(err, n.bed.Running(n.named(boot)))
+	})
+}
+
+// env is what the node's scripts are handed.
+func (n *Node) env() []string {
+	return []string{
+		"N=" + n.Path(), "L=" + n.bed.Path("log"), "PKI=" + n.bed.Path("pki"), "NAME=" + n.Name,
+		"GROUP=" + n.Cgroup(), "HYPERKUBE=" + n.bed.bin.Hyperkube,
+	}
+}
+
+// place is where a unit of the node runs. The node was booted.
+func (n *Node) place(unit string) place {
+	p := place{netns: n.netns(), cgroup: n.unit(unit)}
+	if booted, ok := n.bed.ours[n.named(boot)]; ok {
+		p.like = booted.pid
+	}
+	return p
+}
+
+// StartNode starts containerd, the kubelet and kube-proxy on every node, and
+// does not wait for them.
+func (b *Bed) StartNode(ctx context.Context) error {
+	if b.Bootstrap {
+		if err := b.apply(ctx, "bootstrap.yaml"); err != nil {
+			return err
+		}
+	}
+	for _, n := range b.Nodes {
+		if err := n.startKubernetes(); err != nil {
+			return fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+func (n *Node) startKubernetes() error {
+	for name, to := range map[string]string{
+		"kubelet.yaml": "kubelet.yaml", "kube-proxy.yaml": "kube-proxy.yaml", "containerd.toml": "containerd.toml",
+		"cni.conflist": "cni/10-bridge.conflist", "node-init.sh": "init.sh",
+	} {
+		if err := n.install(name, to); err != nil {
+			return err
+		}
+	}
+	if err := writeImage(boxImage, n.bed.bin.Box, n.Path("images/box.tar")); err != nil {
+		return err
+	}
+	flags := "--kubeconfig=" + n.bed.Path("pki", n.named("kubelet")+".kubeconfig")
+	if n.bed.Bootstrap {
+		flags = "--bootstrap-kubeconfig=" + n.bed.Path("pki/bootstrap.kubeconfig") +
+			" --kubeconfig=/var/lib/kubelet/kubeconfig --cert-dir=/var/lib/kubelet/pki"
+	}
+	env := append(n.env(), "NODE_IP="+strings.Join(n.bed.families(n.v4, n.v6), ","), "KUBECONFIG_FLAGS="+flags)
+	// If this process is killed, --kill-child ends the node's init and all below it.
+	return n.bed.start(n.named("init"), n.place(unitInit), env,
+		"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--propagation", "private",
+		"bash", n.Path("init.sh"))
+}
+
+// Run runs a host process of the node to its end: in its namespaces, and in a
+// control group of the node's own processes, so that whatever is attached to the
+// node's group sees it too.
+func (n *Node) Run(ctx context.Context, argv ...string) (string, error) {
+	cmd, release, err := n.place(unitTests).command(ctx, argv...)
 	if err != nil {
 		return "", err
 	}
@@ -74,7 +160,7 @@ func (b *Bed) HostRun(ctx context.Context, argv ...string) (string, error) {
 	return string(out), err
 }
 
-// StartHostProcess starts one in the background; its output is log/NAME.log.
-func (b *Bed) StartHostProcess(name string, argv ...string) error {
-	return b.start(name, place{netns: nsNode, cgroup: hostGroup}, nil, argv...)
+// Start starts one in the background; its output is the log of Process(name).
+func (n *Node) Start(name string, argv ...string) error {
+	return n.bed.start(n.named(name), n.place(unitTests), nil, argv...)
 }

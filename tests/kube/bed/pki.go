@@ -33,7 +33,6 @@ func (b *Bed) certificates(context.Context) error {
 	}
 	kasNames := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
 		"kubernetes.default.svc.cluster.local", "127.0.0.1", "::1", cp4, cp6, cluster4, cluster6}
-	kubelet := []string{NodeName, "localhost", "127.0.0.1", node4, node6}
 	frontProxy, err := b.issue("front-proxy-ca", nil, "front-proxy-ca", nil, nil)
 	if err != nil {
 		return err
@@ -47,9 +46,14 @@ func (b *Bed) certificates(context.Context) error {
 		{"apiserver", "kube-apiserver", nil, kasNames, ca},
 		{"apiserver-kubelet-client", "kube-apiserver-kubelet-client", []string{"system:masters"}, nil, ca},
 		{"front-proxy-client", "front-proxy-client", nil, nil, frontProxy},
-		{"kubelet", "system:node:" + NodeName, []string{"system:nodes"}, kubelet, ca},
 	} {
 		if _, err := b.issue(c.file, c.ca, c.cn, c.groups, c.names); err != nil {
+			return err
+		}
+	}
+	for _, n := range b.Nodes {
+		names := []string{n.Name, "localhost", "127.0.0.1", n.v4, n.v6}
+		if _, err := b.issue(n.named("kubelet"), ca, n.User(), []string{"system:nodes"}, names); err != nil {
 			return err
 		}
 	}
@@ -63,21 +67,25 @@ func (b *Bed) certificates(context.Context) error {
 	return b.kubeconfigs(ca)
 }
 
-// kubeconfigs writes one for every component. Those of the node name the KAS's
+// kubeconfigs writes one for every component. Those of a node name the KAS's
 // own address, which the node cannot reach by itself.
 func (b *Bed) kubeconfigs(ca *pair) error {
-	atCP, atNode := kasURL("127.0.0.1", kasPort), kasURL(cp4, kasPort)
-	for _, u := range []struct {
+	type user struct {
 		file, url, cn string
 		groups        []string
-	}{
+	}
+	atCP, atNode := kasURL("127.0.0.1", kasPort), kasURL(cp4, kasPort)
+	users := []user{
 		{"admin", atCP, "admin", []string{"system:masters"}},
 		{"controller-manager", atCP, "system:kube-controller-manager", nil},
 		{"scheduler", atCP, "system:kube-scheduler", nil},
-		{"kubelet", atNode, "system:node:" + NodeName, []string{"system:nodes"}},
 		{"kube-proxy", atNode, "system:kube-proxy", nil},
 		{"informers", atNode, UserInformers, []string{"system:masters"}},
-	} {
+	}
+	for _, n := range b.Nodes {
+		users = append(users, user{n.named("kubelet"), atNode, n.User(), []string{"system:nodes"}})
+	}
+	for _, u := range users {
 		p, err := b.issue("client-"+u.file, ca, u.cn, u.groups, nil)
 		if err != nil {
 			return err

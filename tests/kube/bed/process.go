@@ -23,15 +23,23 @@ type process struct {
 	done  chan struct{} // closed when it was reaped; nil: started by another run
 }
 
-// place is where a process runs: a network namespace of the bed, and a control
-// group of cgroup 2 ("": the caller's).
-type place struct{ netns, cgroup string }
+// place is where a process runs: a network namespace of the bed, a control group
+// of cgroup 2 ("": the caller's), and the process whose mounts and host name it
+// sees (0: the caller's).
+type place struct {
+	netns, cgroup string
+	like          int
+}
 
-// argv wraps a command so that it runs in the place's network namespace. It is
-// nsenter, not `ip netns exec`: the latter mounts /sys anew and hides
-// /sys/fs/cgroup from the kubelet and containerd.
+// argv wraps a command so that it runs in the place's namespaces. It is nsenter,
+// not `ip netns exec`: the latter mounts /sys anew and hides /sys/fs/cgroup from
+// the kubelet and containerd.
 func (p place) argv(argv []string) []string {
-	return append([]string{"nsenter", "--net=/run/netns/" + p.netns, "--"}, argv...)
+	enter := []string{"nsenter", "--net=/run/netns/" + p.netns}
+	if p.like != 0 {
+		enter = append(enter, fmt.Sprintf("--mount=/proc/%d/ns/mnt", p.like), fmt.Sprintf("--uts=/proc/%d/ns/uts", p.like))
+	}
+	return append(append(enter, "--"), argv...)
 }
 
 // command is a process in p that nobody has started yet; it is killed when ctx
@@ -181,7 +189,7 @@ func stopAll(dir string) error {
 			_, err = fmt.Sscan(string(text), &p.pid, &p.start)
 		}
 		sig := unix.SIGKILL
-		if n.Name() == Agent || n.Name() == Server {
+		if strings.HasPrefix(n.Name(), Agent) || n.Name() == Server {
 			sig = unix.SIGTERM
 		}
 		if err == nil {

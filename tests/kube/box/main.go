@@ -3,19 +3,18 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"io"
 	"log"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
-	"time"
 )
+
+const usage = `usage: box
+       box serve ADDR
+       box kubeget [-watch PATH] PATH [URL...]
+       box load PATH [URL...]`
 
 func main() {
 	args := os.Args[1:]
@@ -24,10 +23,15 @@ func main() {
 		pause()
 	case len(args) == 2 && args[0] == "serve":
 		log.Fatal(serve(args[1]))
+	case len(args) >= 4 && args[0] == "kubeget" && args[1] == "-watch":
+		go watch(args[2])
+		kubeget(args[3], args[4:])
 	case len(args) >= 2 && args[0] == "kubeget":
 		kubeget(args[1], args[2:])
+	case len(args) >= 2 && args[0] == "load":
+		load(args[1], args[2:])
 	default:
-		log.Fatal("usage: box | box serve ADDR | box kubeget PATH [URL...]")
+		log.Fatal(usage)
 	}
 }
 
@@ -43,52 +47,4 @@ func serve(addr string) error {
 	return http.ListenAndServe(addr, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, "hello %s %s from %s\n", r.Method, r.URL, r.RemoteAddr)
 	}))
-}
-
-// kubeget asks the KAS once a second with the pod's token, at the address that
-// the pod was given and at each of urls, and logs one line for each answer.
-func kubeget(path string, urls []string) {
-	urls = append([]string{"https://" + net.JoinHostPort(os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT"))}, urls...)
-	for {
-		for _, u := range urls {
-			if status, err := get(u + path); err != nil {
-				log.Printf("FAIL %s %v", u, err)
-			} else {
-				log.Printf("OK %s %s", u, status)
-			}
-		}
-		time.Sleep(time.Second)
-	}
-}
-
-// get verifies the KAS by the name that it has in every cluster, not by the
-// address, and makes a new connection each time.
-func get(url string) (status string, err error) {
-	const account = "/var/run/secrets/kubernetes.io/serviceaccount/"
-	token, err := os.ReadFile(account + "token")
-	if err != nil {
-		return "", err
-	}
-	pem, err := os.ReadFile(account + "ca.crt")
-	if err != nil {
-		return "", err
-	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(pem)
-	client := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{RootCAs: pool, ServerName: "kubernetes.default.svc"},
-	}}
-	req, err := http.NewRequest(http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	resp, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.Status, err
 }

@@ -1,6 +1,6 @@
 // Kubebed brings a test cluster up for use by hand, and down.
 //
-//	go run ./tests/kube/kubebed up [-proxy nftables] [-form staticpod] [-bootstrap] [-dual]
+//	go run ./tests/kube/kubebed up [-proxy nftables] [-form staticpod] [-nodes 2] [-bootstrap] [-dual]
 //	go run ./tests/kube/kubebed kubectl get pods -A
 //	go run ./tests/kube/kubebed down
 //
@@ -50,11 +50,15 @@ func up(args []string) error {
 	c := bed.Config{}
 	fl := flag.NewFlagSet("up", flag.ExitOnError)
 	fl.StringVar(&c.Proxy, "proxy", "iptables", "kube-proxy's mode: iptables, nftables")
-	fl.StringVar(&c.Form, "form", bed.FormProcess, "how the agent runs: process, staticpod")
+	fl.StringVar(&c.Form, "form", bed.FormProcess, "how the agent runs: process, staticpod, daemonset")
 	fl.StringVar(&c.Mode, "mode", "nft", "the agent's intercept.mode")
 	fl.BoolVar(&c.Bootstrap, "bootstrap", false, "let the kubelet join with a token")
 	fl.BoolVar(&c.DualStack, "dual", false, "IPv6 as well")
+	fl.IntVar(&c.Nodes, "nodes", 1, fmt.Sprintf("how many, %d at most", bed.MaxNodes))
 	_ = fl.Parse(args) // it exits by itself
+	if c.Nodes < 1 || c.Nodes > bed.MaxNodes {
+		return fmt.Errorf("a bed has 1 to %d nodes", bed.MaxNodes)
+	}
 	unlock, err := bed.Lock()
 	if err != nil {
 		return err
@@ -67,7 +71,11 @@ func up(args []string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	b := bed.New(c, bin)
-	for _, step := range []func(context.Context) error{b.Up, b.StartServer, b.StartAgent, b.StartNode, b.StartWorkload} {
+	steps := []func(context.Context) error{b.Up, b.StartServer, b.StartAgent, b.StartNode, b.StartWorkload}
+	if c.Form == bed.FormDaemonSet {
+		steps = append(steps, func(ctx context.Context) error { return b.AgentAnswers(ctx, "/readyz", 200) }, b.CloseDirect)
+	}
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return err
 		}
