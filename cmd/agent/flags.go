@@ -16,7 +16,7 @@ func configFlags(c *cobra.Command, own ...string) *config.AgentOverrides {
 		cli.FlagGroup{Title: "Configuration", Flags: []string{"config"}},
 		cli.FlagGroup{Title: "What is diverted", Flags: []string{"target", "clients"}},
 		cli.FlagGroup{Title: "How it is diverted", Flags: []string{
-			"mode", "when-down", "when-unreachable", "hold", "max-connections", "resolve-interval",
+			"mode", "when-down", "when-unreachable", "hold", "grace", "grace-spread", "max-connections", "resolve-interval",
 			"bind-address", "node-ipv4", "node-ipv6", "uplink", "cgroup", "state-dir",
 		}},
 		cli.FlagGroup{Title: "Links", Flags: []string{"server", "server-name"}},

@@ -31,6 +31,9 @@ type Intercept struct {
 	WhenUnreachable string
 	// Hold bounds how long a taken connection waits for a way.
 	Hold time.Duration
+	// Grace is how long what is carried stays untouched when another agent has
+	// taken over, and GraceSpread the time after it over which the rest is reset.
+	Grace, GraceSpread time.Duration
 	// BindAddress is the managed local address of mode listen.
 	BindAddress string
 	// NodeIPv4 and NodeIPv6 are the node-local addresses pods are diverted

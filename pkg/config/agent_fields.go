@@ -24,6 +24,8 @@ func agentDefaults() Agent {
 			WhenDown:        rules.Refuse,
 			WhenUnreachable: WhenUnreachableHold,
 			Hold:            5 * time.Second,
+			Grace:           time.Minute,
+			GraceSpread:     30 * time.Second,
 			NodeIPv4:        "169.254.77.1",
 			Cgroup:          "auto",
 			MaxConnections:  4096,
@@ -72,6 +74,8 @@ func interceptFields(i *Intercept) fields {
 		"whenDown":        text(&i.WhenDown, oneOf(rules.Refuse, rules.Direct)),
 		"whenUnreachable": text(&i.WhenUnreachable, oneOf(WhenUnreachableHold, WhenUnreachableRefuse)),
 		"hold":            duration(&i.Hold, 0, time.Minute),
+		"grace":           duration(&i.Grace, 0, time.Hour),
+		"graceSpread":     duration(&i.GraceSpread, 0, time.Hour),
 		"bindAddress":     text(&i.BindAddress, localAddress),
 		"nodeAddresses": object(fields{
 			"ipv4": text(&i.NodeIPv4, nodeAddress(false)),

@@ -51,6 +51,8 @@ func agentFlags() []flag[Agent] {
 		{name: "when-down", path: "intercept.whenDown", value: "answer", def: "refuse", usage: "what clients meet while the agent is dead: refuse or direct"},
 		{name: "when-unreachable", path: "intercept.whenUnreachable", value: "answer", def: "hold", usage: "what clients meet while nothing can be carried: hold or refuse"},
 		{name: "hold", path: "intercept.hold", value: "duration", def: "5s", usage: "how long a taken connection waits for a way"},
+		{name: "grace", path: "intercept.grace", value: "duration", def: "1m0s", usage: "how long carried connections are left alone once another agent has taken over"},
+		{name: "grace-spread", path: "intercept.graceSpread", value: "duration", def: "30s", usage: "the time after that over which the rest of them is reset, one by one"},
 		{name: "bind-address", path: "intercept.bindAddress", value: "ip", usage: "local address of mode listen, managed by the agent"},
 		{name: "node-ipv4", path: "intercept.nodeAddresses.ipv4", value: "ip", def: "169.254.77.1", usage: "node-local address that pods are diverted to"},
 		{name: "node-ipv6", path: "intercept.nodeAddresses.ipv6", value: "ip", def: "auto", usage: "the same for IPv6; auto: a random one, kept in the state directory"},

@@ -80,7 +80,7 @@ func TestParseAgent(t *testing.T) {
 	want := Agent{
 		Targets: []rules.Target{{Name: "kas", Addresses: []rules.Address{address(t, "10.96.0.1:443")}}},
 		Intercept: Intercept{
-			Mode: "auto", Clients: rules.Clients{Host: true}, WhenDown: rules.Refuse, WhenUnreachable: "hold", Hold: 5 * time.Second,
+			Mode: "auto", Clients: rules.Clients{Host: true}, WhenDown: rules.Refuse, WhenUnreachable: "hold", Hold: 5 * time.Second, Grace: time.Minute, GraceSpread: 30 * time.Second,
 			NodeIPv4: "169.254.77.1", Cgroup: "auto", MaxConnections: 4096, StateDir: "/var/lib/kasway", ResolveInterval: 30 * time.Second,
 		},
 		Links:    Links{Servers: []string{"kasway.example:8091"}},
@@ -104,6 +104,8 @@ intercept:
   whenDown: direct
   whenUnreachable: refuse
   hold: 0s
+  grace: 0s
+  graceSpread: 2m
   nodeAddresses: {ipv4: 169.254.78.1, ipv6: "FD00:6b77::2"}
   uplinks: [eth0, bond0.7]
   cgroup: /sys/fs/cgroup/test/
@@ -130,7 +132,7 @@ observe: {address: "", adminSocket: "", log: {level: debug, format: json}}
 		Intercept: Intercept{
 			Mode: "nft", Clients: rules.Clients{Host: true, Pods: true}, WhenDown: rules.Direct, WhenUnreachable: "refuse",
 			NodeIPv4: "169.254.78.1", NodeIPv6: "fd00:6b77::2", Uplinks: []string{"eth0", "bond0.7"}, Cgroup: "/sys/fs/cgroup/test",
-			MaxConnections: 10, StateDir: "/tmp/x", ResolveInterval: 90 * time.Second,
+			MaxConnections: 10, GraceSpread: 2 * time.Minute, StateDir: "/tmp/x", ResolveInterval: 90 * time.Second,
 		},
 		Guard: Guard{Rules: []GuardRule{
 			{Allow: true, Prefixes: []string{"10.244.3.7/32", "fd00::/64", "0.0.0.0/0", "::/0"}},
@@ -177,12 +179,12 @@ func TestAgentFlagsAlone(t *testing.T) {
 	if diff := cmp.Diff(want, got, comparable); diff != "" {
 		t.Error(diff)
 	}
-	got, err = loadAgent(t, none, "--clients=host,pods", "--target", "kas=10.96.0.1:443,[fd00:96::1]:443", "--server=a:1", "--cert=a", "--key=b", "--ca=c", "--hold=1s", "--max-connections=7")
+	got, err = loadAgent(t, none, "--clients=host,pods", "--target", "kas=10.96.0.1:443,[fd00:96::1]:443", "--server=a:1", "--cert=a", "--key=b", "--ca=c", "--hold=1s", "--grace=2s", "--grace-spread=3s", "--max-connections=7")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got.Intercept.Clients != (rules.Clients{Host: true, Pods: true}) || got.Targets[0].Name != "kas" || len(got.Targets[0].Addresses) != 2 ||
-		got.Intercept.Hold != time.Second || got.Intercept.MaxConnections != 7 {
+		got.Intercept.Hold != time.Second || got.Intercept.Grace != 2*time.Second || got.Intercept.GraceSpread != 3*time.Second || got.Intercept.MaxConnections != 7 {
 		t.Errorf("%+v", got)
 	}
 }
