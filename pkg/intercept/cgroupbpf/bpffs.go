@@ -1,0 +1,135 @@
+package cgroupbpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// BPFFSPoint is where the node's bpffs is, or is to be, mounted. What is pinned
+// there outlives its process.
+const BPFFSPoint = "/sys/fs/bpf"
+
+// bpffsSource tells a bpffs that an agent has mounted from everybody else's.
+const bpffsSource = "kasway"
+
+const (
+	remedyBPFFS = "mount it on the node (mount -t bpf bpf " + BPFFSPoint + "; systemd does so at boot), or let the agent: " +
+		"with CAP_SYS_ADMIN it mounts it itself"
+	remedyPrivateBPFFS = "give the agent's container the node's: hostPath " + BPFFSPoint + " with mountPropagation " +
+		"Bidirectional (HostToContainer, if the node has it mounted already)"
+)
+
+// BPFFS is the file system that pins go to.
+type BPFFS struct {
+	// Point is where it is mounted.
+	Point string
+	// Missing: nothing is mounted there yet, and Ensure may.
+	Missing bool
+	// Ours: an agent has mounted it.
+	Ours bool
+	// Note says what could not be told; may be empty.
+	Note string
+}
+
+// FindBPFFS looks for the bpffs at or above dir, and mounts nothing; "" stands
+// for BPFFSPoint. An error wraps intercept.ErrNotSupported where there is none
+// and none may be mounted, or where it would end with this container.
+func FindBPFFS(dir string) (BPFFS, error) { return here().findBPFFS(dir, mayMount()) }
+
+func (s system) findBPFFS(dir string, mayMount bool) (BPFFS, error) {
+	own, err := s.mounts(ownMounts)
+	if err != nil {
+		return BPFFS{}, err
+	}
+	if dir == "" {
+		dir = BPFFSPoint
+	}
+	m, mounted := covering(own, dir)
+	b := BPFFS{Point: m.Point, Ours: m.Source == bpffsSource}
+	if mounted = mounted && m.Type == "bpf"; !mounted {
+		b = BPFFS{Point: BPFFSPoint, Missing: true}
+		if dir != BPFFSPoint {
+			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s", dir)
+		}
+		if !mayMount {
+			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s, so nothing can be pinned and the programs would end with the agent", dir)
+		}
+	}
+	same, err := s.hostMounts()
+	var init []Mount
+	if err == nil && !same {
+		init, err = s.mounts(initMounts)
+	}
+	switch {
+	case err != nil:
+		b.Note = fmt.Sprintf("whether the bpffs outlives this container cannot be told: %v", err)
+	case same: // on the host, or process 1 is a container's own
+	case !mounted:
+		return b, unmetf(remedyPrivateBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container", dir)
+	case !slices.ContainsFunc(init, func(i Mount) bool { return i.Type == "bpf" && i.Device == m.Device }):
+		return b, unmetf(remedyPrivateBPFFS, "the bpffs at %s is this container's own and ends with it: the programs of a dead agent would be gone, "+
+			"and its successor could not take them over", m.Point)
+	}
+	return b, nil
+}
+
+// covering is the mount that a path is on: of the longest mount points above
+// it, the last.
+func covering(table []Mount, path string) (found Mount, ok bool) {
+	for _, m := range table {
+		rel, err := filepath.Rel(m.Point, path)
+		if err != nil || rel == ".." || len(rel) > 2 && rel[:3] == "../" {
+			continue
+		}
+		if len(m.Point) >= len(found.Point) {
+			found, ok = m, true
+		}
+	}
+	return found, ok
+}
+
+// Ensure mounts the bpffs if it is missing.
+func (b BPFFS) Ensure() error {
+	if !b.Missing {
+		return nil
+	}
+	if err := unix.Mount(bpffsSource, b.Point, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_RELATIME, "mode=700"); err != nil {
+		return fmt.Errorf("mounting a bpffs at %s: %w", b.Point, err)
+	}
+	return nil
+}
+
+// RemoveBPFFS unmounts the bpffs at BPFFSPoint if an agent has mounted it and
+// nothing is pinned there any more.
+func RemoveBPFFS() error { return here().removeBPFFS(BPFFSPoint) }
+
+func (s system) removeBPFFS(point string) error {
+	own, err := s.mounts(ownMounts)
+	if err != nil {
+		return err
+	}
+	m, ok := covering(own, point)
+	if !ok || m.Point != point || m.Type != "bpf" || m.Source != bpffsSource {
+		return nil
+	}
+	entries, err := os.ReadDir(point)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for pins: %w", err)
+	case len(entries) > 0:
+		return nil
+	}
+	// Busy: somebody has it open at this moment, or works there.
+	if err := unix.Unmount(point, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("unmounting the bpffs at %s: %w", point, err)
+	}
+	return nil
+}
