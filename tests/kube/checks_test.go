@@ -222,7 +222,7 @@ func podGets(pod, url string) func(context.Context, *bed.Bed, *bed.Node) error {
 	began := time.Now()
 	return func(_ context.Context, _ *bed.Bed, n *bed.Node) error {
 		last := "nothing"
-		err := podLog(n, pod, began, func(text string) {
+		err := podLog(n, pod, began, func(_ time.Time, text string) {
 			if strings.Contains(text, " "+url+" ") {
 				last = text
 			}
@@ -236,7 +236,7 @@ func podGets(pod, url string) func(context.Context, *bed.Bed, *bed.Node) error {
 
 // podLog hands on the lines that pods of a node, whose names begin with pod, have
 // written after a moment.
-func podLog(n *bed.Node, pod string, after time.Time, line func(text string)) error {
+func podLog(n *bed.Node, pod string, after time.Time, line func(at time.Time, text string)) error {
 	logs, err := filepath.Glob(n.Path("pods", pod+"*", "c", "*.log"))
 	if err != nil {
 		return err
@@ -254,7 +254,7 @@ func podLog(n *bed.Node, pod string, after time.Time, line func(text string)) er
 			stamp, rest, _ := strings.Cut(strings.TrimSuffix(l, "\n"), " ")
 			at, err := time.Parse(time.RFC3339Nano, stamp)
 			if err == nil && at.After(after) {
-				line(rest)
+				line(at, rest)
 			}
 		}
 	}

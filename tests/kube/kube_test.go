@@ -83,6 +83,11 @@ func beds() []bed.Config {
 	return all
 }
 
+// daemonSets are the combinations in which the agent is a DaemonSet's.
+func daemonSets() []bed.Config {
+	return []bed.Config{{Proxy: "iptables", Form: bed.FormDaemonSet, Mode: "nft", Nodes: 2}}
+}
+
 // up brings up a bed as far as the control plane, and takes it down with the
 // test. What the components said is shown if the test fails.
 func up(t *testing.T, c bed.Config) *bed.Bed {

@@ -43,17 +43,12 @@ func TestCase_B93_Outage(t *testing.T) {
 			must(t, "starting the server", b.StartServer(t.Context()))
 			before := startNode(t, b, 200)
 			must(t, "pods", check{do: podsRunning}.run(t.Context(), b, time.Minute))
-			tick(t, b)
-			must(t, "starting the informers", b.Nodes[0].Start("informers", binaries.Hyperkube,
-				"informers", "--kubeconfig", b.Path("pki/informers.kubeconfig"), "--count", fmt.Sprint(informerCount)))
-			_, err := allFresh(t.Context(), b, time.Time{}, time.Minute)
-			must(t, "the informers before any outage", err)
-			time.Sleep(settle)
-
+			startInformers(t, b)
 			for _, o := range outages() {
 				t.Run("without "+o.name, func(t *testing.T) { o.run(t, b) })
 			}
 			t.Run("without agent", func(t *testing.T) { agentKilled(t, b) })
+			t.Run("upgrade", func(t *testing.T) { upgrade(t, b) })
 			nothingWentAnotherWay(t, before)
 		})
 	}
@@ -114,6 +109,17 @@ func agentKilled(t *testing.T, b *bed.Bed) {
 	must(t, "the informers after the outage", err)
 	t.Logf("all fresh %.1f s after the agent was started again", fresh.Sub(back).Seconds())
 	relists(t, b, "agent", began)
+}
+
+// startInformers starts them on the first node, and returns when they watch.
+func startInformers(t *testing.T, b *bed.Bed) {
+	t.Helper()
+	tick(t, b)
+	must(t, "starting the informers", b.Nodes[0].Start("informers", binaries.Hyperkube,
+		"informers", "--kubeconfig", b.Path("pki/informers.kubeconfig"), "--count", fmt.Sprint(informerCount)))
+	_, err := allFresh(t.Context(), b, time.Time{}, time.Minute)
+	must(t, "the informers at first", err)
+	time.Sleep(settle)
 }
 
 // figure prints one measured value with the most that it may be.

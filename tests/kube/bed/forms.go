@@ -111,3 +111,13 @@ func (b *Bed) RollAgent(ctx context.Context) error {
 	}
 	return nil
 }
+
+// DeleteAgent deletes the DaemonSet, and does not wait for what nodes that have
+// lost their way cannot confirm.
+func (b *Bed) DeleteAgent(ctx context.Context) error {
+	out, err := b.Kubectl(ctx, nil, "-n", namespace, "delete", "--wait=false", "daemonset/"+Agent).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("kubectl delete: %w: %s", err, out)
+	}
+	return nil
+}

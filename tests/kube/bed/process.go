@@ -109,16 +109,40 @@ func (b *Bed) Running(name string) error {
 
 // Kill sends SIGKILL to a process of the bed and waits for its end.
 func (b *Bed) Kill(name string) error {
+	return b.end(context.Background(), name, unix.SIGKILL)
+}
+
+// Terminate sends SIGTERM to one, and waits for its end or that of ctx.
+func (b *Bed) Terminate(ctx context.Context, name string) error {
+	return b.end(ctx, name, unix.SIGTERM)
+}
+
+func (b *Bed) end(ctx context.Context, name string, sig unix.Signal) error {
 	p, ok := b.ours[name]
 	if !ok {
 		return fmt.Errorf("%s was not started", name)
 	}
-	if err := p.signal(unix.SIGKILL); err != nil {
-		return fmt.Errorf("killing %s: %w", name, err)
+	if err := p.signal(sig); err != nil {
+		return fmt.Errorf("ending %s: %w", name, err)
 	}
-	<-p.done
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return fmt.Errorf("%s does not end: %w", name, ctx.Err())
+	}
 	delete(b.ours, name)
 	return os.Remove(b.Path("pid", name))
+}
+
+// rename gives a process another name, so that its own can be used again.
+func (b *Bed) rename(from, to string) error {
+	p, ok := b.ours[from]
+	if !ok {
+		return fmt.Errorf("%s was not started", from)
+	}
+	b.ours[to] = p
+	delete(b.ours, from)
+	return os.Rename(b.Path("pid", from), b.Path("pid", to))
 }
 
 // Tail is the end of a process's log.
