@@ -190,7 +190,7 @@ func TestCandidates(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	all := modes(config.Intercept{}, nil, nil, nil)
+	all := modes(config.Intercept{}, nil)
 	for mode, want := range map[string][2][]string{
 		config.ModeAuto:   {{"iptables", "nft"}, nil},
 		"nft":             {{"nft"}, {"iptables", "listen"}},
@@ -223,14 +223,14 @@ func TestGeneration(t *testing.T) {
 }
 
 func TestClientRules(t *testing.T) {
-	list, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{
+	list, needWho, err := clientRules(config.Guard{Rules: []config.GuardRule{
 		{Allow: true, Prefixes: []string{"10.0.0.0/8"}, Targets: []string{"kas"}}, {Prefixes: []string{"0.0.0.0/0"}},
 	}})
-	if err != nil || askUID || len(list) != 2 || !list[0].Allow || list[1].Allow || list[0].Prefixes[0].String() != "10.0.0.0/8" || list[0].Targets[0] != "kas" {
-		t.Errorf("%+v, %v, %v", list, askUID, err)
+	if err != nil || needWho || len(list) != 2 || !list[0].Allow || list[1].Allow || list[0].Prefixes[0].String() != "10.0.0.0/8" || list[0].Targets[0] != "kas" {
+		t.Errorf("%+v, %v, %v", list, needWho, err)
 	}
-	if _, askUID, err := clientRules(config.Guard{Rules: []config.GuardRule{{UIDs: []uint32{7}}}}); !askUID || err != nil {
-		t.Errorf("a rule about uids: asks %v, %v", askUID, err)
+	if _, needWho, err := clientRules(config.Guard{Rules: []config.GuardRule{{UIDs: []uint32{7}}}}); !needWho || err != nil {
+		t.Errorf("a rule about uids: asks %v, %v", needWho, err)
 	}
 	if _, _, err := clientRules(config.Guard{Rules: []config.GuardRule{{Prefixes: []string{"x"}}}}); err == nil {
 		t.Error("a prefix that is none")

@@ -28,11 +28,11 @@ var modeOrder = []string{"nft", "iptables"}
 
 // modes makes the candidates of every mode by name; parts are nil where they
 // are made only to look or to clean up.
-func modes(cfg config.Intercept, parts *agent.Parts, nm *nft.Metrics, im *iptables.Metrics) map[string]intercept.Candidate {
+func modes(cfg config.Intercept, parts *agent.Parts) map[string]intercept.Candidate {
 	if parts == nil {
 		parts = &agent.Parts{}
 	}
-	nftConfig := nft.Config{Log: parts.Log, Metrics: nm, Heartbeat: parts.Metrics}
+	nftConfig := nft.Config{Log: parts.Log, Heartbeat: parts.Metrics}
 	return map[string]intercept.Candidate{
 		"nft": {
 			Name: "nft", Cleanup: nft.Cleanup,
@@ -41,7 +41,7 @@ func modes(cfg config.Intercept, parts *agent.Parts, nm *nft.Metrics, im *iptabl
 		"iptables": {
 			Name: "iptables", Cleanup: iptables.Cleanup,
 			New: func() (intercept.Mode, error) {
-				return iptables.New(iptables.Config{Log: parts.Log, Metrics: im, Heartbeat: parts.Metrics}), nil
+				return iptables.New(iptables.Config{Log: parts.Log, Heartbeat: parts.Metrics}), nil
 			},
 		},
 		config.ModeListen: {
@@ -68,7 +68,7 @@ func modes(cfg config.Intercept, parts *agent.Parts, nm *nft.Metrics, im *iptabl
 
 // everyMode is for cleaning up.
 func everyMode() []intercept.Candidate {
-	all := modes(config.Intercept{}, nil, nil, nil)
+	all := modes(config.Intercept{}, nil)
 	return []intercept.Candidate{all["nft"], all["iptables"]}
 }
 
@@ -110,16 +110,16 @@ func wire(cfg config.Agent, log logrus.FieldLogger) (agent.Config, error) {
 		Servers: cfg.Links.Servers, TLS: tls, DialContext: own.DialContext, Node: node, Version: observe.Version,
 		Log: log, Metrics: tunnel.NewLinksMetrics(reg),
 	})
-	guard, askUID, err := clientRules(cfg.Guard)
+	guard, needWho, err := clientRules(cfg.Guard)
 	if err != nil {
 		return agent.Config{}, err
 	}
-	nm, im := nft.NewMetrics(reg), iptables.NewMetrics(reg)
 	return agent.Config{
-		Agent: cfg, Generation: generation(), Links: linksView{links}, Own: own, AskUID: askUID,
-		Dial: access.GuardClients(guard, log, access.NewAgentMetrics(reg), links.Dial),
+		Agent: cfg, Generation: generation(), Links: linksView{links}, Own: own, NeedWho: needWho,
+		Workloads: workloads(cfg.Intercept.Cgroup, log),
+		Dial:      access.GuardClients(guard, log, access.NewAgentMetrics(reg), links.Dial),
 		Modes: func(p agent.Parts) (try, others []intercept.Candidate) {
-			return candidates(cfg.Intercept.Mode, modes(cfg.Intercept, &p, nm, im))
+			return candidates(cfg.Intercept.Mode, modes(cfg.Intercept, &p))
 		},
 		Registry: reg, Log: log,
 	}, nil
@@ -147,17 +147,18 @@ func generation() string {
 	return hex.EncodeToString(b[:])
 }
 
-// clientRules is the guard as access wants it, and whether it asks for uids.
-func clientRules(g config.Guard) (out []access.ClientRule, askUID bool, err error) {
+// clientRules is the guard as access wants it, and whether it asks who the
+// host's clients are.
+func clientRules(g config.Guard) (out []access.ClientRule, needWho bool, err error) {
 	for _, r := range g.Rules {
 		prefixes, err := access.ParsePrefixes(r.Prefixes)
 		if err != nil {
 			return nil, false, err
 		}
-		out = append(out, access.ClientRule{Allow: r.Allow, Prefixes: prefixes, UIDs: r.UIDs, Targets: r.Targets})
-		askUID = askUID || len(r.UIDs) > 0
+		out = append(out, access.ClientRule{Allow: r.Allow, Prefixes: prefixes, UIDs: r.UIDs, Units: r.Units, Targets: r.Targets})
+		needWho = needWho || len(r.UIDs)+len(r.Units) > 0
 	}
-	return out, askUID, nil
+	return out, needWho, nil
 }
 
 // linksView is the tunnel as the agent looks at it.

@@ -39,7 +39,7 @@ var allowed = map[string][]string{
 	"pkg/intercept/intercepttest": {
 		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "tests/netns", "tests/netns/kas",
 	},
-	"pkg/agent":        {"pkg/config", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
+	"pkg/agent":        {"pkg/config", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "pkg/workload"},
 	"pkg/server":       {"pkg/config", "pkg/dial", "pkg/observe", "pkg/tunnel", "pkg/access", "pkg/upstream", "pkg/certs"},
 	"cmd/internal/cli": {"pkg/config", "pkg/intercept", "pkg/observe"},
 	"cmd/agent":        {"pkg", "cmd"},

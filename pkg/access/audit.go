@@ -42,24 +42,21 @@ type refusal struct {
 // fields returns the audit line's fields. All of them but the reason may have
 // been written by somebody else.
 func (r *refusal) fields() logrus.Fields {
-	f := logrus.Fields{
+	t := &r.target
+	f := observe.Who{Workload: t.Workload, Command: t.Command, PID: t.PID, UID: t.UID, UIDKnown: t.UIDKnown}.Fields(logrus.Fields{
 		observe.FieldReason: string(r.reason),
-		observe.FieldTarget: observe.Text(r.target.Name),
-	}
+		observe.FieldTarget: observe.Text(t.Name),
+	})
 	add := func(name, value string) {
 		if value != "" {
 			f[name] = observe.Text(value)
 		}
 	}
 	add(observe.FieldAgent, r.agent)
-	add(observe.FieldConn, r.target.ID)
-	add(observe.FieldWorkload, r.target.Workload)
-	add(observe.FieldClient, addrText(r.target.Client))
-	add(observe.FieldOriginal, addrText(r.target.Original))
+	add(observe.FieldConn, t.ID)
+	add(observe.FieldClient, addrText(t.Client))
+	add(observe.FieldOriginal, addrText(t.Original))
 	add("detail", r.detail)
-	if r.target.UIDKnown {
-		f["uid"] = r.target.UID
-	}
 	return f
 }
 

@@ -14,13 +14,16 @@ import (
 )
 
 // ClientRule is one rule of an agent about its own clients. It matches a
-// client that is in any of the prefixes or has any of the uids (none given:
-// every client) towards any of the targets (none given: every target).
+// client that is in any of the prefixes, has any of the uids or is in any of the
+// units (none given: every client) towards any of the targets (none given: every
+// target).
 type ClientRule struct {
 	Allow    bool
 	Prefixes []netip.Prefix
-	// UIDs are of the host's users; they never match a pod.
+	// UIDs are of the host's users, Units of its service manager, such as
+	// "kubelet.service"; they never match a pod.
 	UIDs    []uint32
+	Units   []string
 	Targets []string
 }
 
@@ -49,8 +52,8 @@ func ParsePrefixes(texts []string) ([]netip.Prefix, error) {
 
 // GuardClients is the agent's: the first rule that matches decides, and a
 // client that none matches is allowed. Where a rule asks for what is not known
-// about a client — its address, or the uid of a host process — the answer is
-// no, whatever the rule would have said. A refusal fails at once with a Denial
+// about a client — its address, or the uid or unit of a host process — the answer
+// is no, whatever the rule would have said. A refusal fails at once with a Denial
 // and is audited and counted.
 func GuardClients(rules []ClientRule, log logrus.FieldLogger, m *Metrics, next dial.Func) dial.Func {
 	rules = slices.Clone(rules)
@@ -87,7 +90,7 @@ func decideClient(rules []ClientRule, t dial.Target) Reason {
 }
 
 func (r *ClientRule) match(t dial.Target) (bool, Reason) {
-	if len(r.Prefixes) == 0 && len(r.UIDs) == 0 {
+	if len(r.Prefixes)+len(r.UIDs)+len(r.Units) == 0 {
 		return true, ""
 	}
 	if len(r.Prefixes) > 0 {
@@ -100,11 +103,17 @@ func (r *ClientRule) match(t dial.Target) (bool, Reason) {
 			return true, ""
 		}
 	}
-	if len(r.UIDs) == 0 || t.Pod {
+	if t.Pod {
 		return false, ""
 	}
-	if !t.UIDKnown {
-		return false, ReasonUIDUnknown
+	if t.UIDKnown && slices.Contains(r.UIDs, t.UID) || t.UnitKnown && slices.Contains(r.Units, t.Unit) {
+		return true, ""
 	}
-	return slices.Contains(r.UIDs, t.UID), ""
+	switch {
+	case len(r.UIDs) > 0 && !t.UIDKnown:
+		return false, ReasonUIDUnknown
+	case len(r.Units) > 0 && !t.UnitKnown:
+		return false, ReasonUnitUnknown
+	}
+	return false, ""
 }

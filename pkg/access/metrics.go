@@ -16,7 +16,7 @@ func NewServerMetrics(reg prometheus.Registerer) *Metrics {
 func NewAgentMetrics(reg prometheus.Registerer) *Metrics {
 	return newMetrics(reg, "kasway_agent_refused_total",
 		"Connections of local clients that the agent's rules refused.",
-		ReasonRule, ReasonUIDUnknown, ReasonClientUnknown)
+		ReasonRule, ReasonUIDUnknown, ReasonUnitUnknown, ReasonClientUnknown)
 }
 
 func newMetrics(reg prometheus.Registerer, name, help string, reasons ...Reason) *Metrics {

@@ -17,6 +17,7 @@ const (
 const (
 	ReasonRule          Reason = "rule"           // a rule denies
 	ReasonUIDUnknown    Reason = "uid-unknown"    // a rule asks for a uid that nobody can tell
+	ReasonUnitUnknown   Reason = "unit-unknown"   // a rule asks for a unit that nobody can tell
 	ReasonClientUnknown Reason = "client-unknown" // a rule asks for an address that nobody can tell
 )
 

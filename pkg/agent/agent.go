@@ -18,6 +18,7 @@ import (
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/rules"
+	"github.com/kasway/kasway/pkg/workload"
 )
 
 // ownDescriptors is more than an agent needs besides those of connections.
@@ -71,9 +72,12 @@ type Config struct {
 	Dial  dial.Func
 	Links Links
 	Own   *intercept.OwnSockets
-	// AskUID looks up the user of host clients; only rules about uids need it.
-	AskUID bool
-	Modes  Modes
+	// NeedWho says that the guard asks who the host's clients are: without a
+	// way to find out the agent does not start.
+	NeedWho bool
+	// Workloads finds what runs in a cgroup; nil: nobody knows.
+	Workloads *workload.Index
+	Modes     Modes
 	// Lookup resolves the targets' host names; nil: as the node does.
 	Lookup   rules.Lookup
 	Registry *prometheus.Registry
@@ -166,13 +170,11 @@ func (a *Agent) build() (closers []func(), err error) {
 	if gone, err := intercept.MissingUplinks(c.Intercept.Uplinks); err == nil && len(gone) > 0 {
 		a.log.WithField("interfaces", gone).Warn("intercept.uplinks names interfaces that are not there: uplinks are found out from the routes as well")
 	}
-	var uids *intercept.UIDs
-	if a.cfg.AskUID {
-		if uids, err = intercept.NewUIDs(); err != nil {
-			return closers, err
-		}
-		closers = append(closers, func() { _ = uids.Close() })
+	who, err := a.who(m)
+	if err != nil {
+		return closers, err
 	}
+	closers = append(closers, who.Close)
 	hold := c.Intercept.Hold
 	if c.Intercept.WhenUnreachable == config.WhenUnreachableRefuse {
 		hold = 0
@@ -182,7 +184,7 @@ func (a *Agent) build() (closers []func(), err error) {
 	a.conns = intercept.NewConns()
 	a.selfTest = intercept.NewSelfTest()
 	forward := intercept.NewForwarder(intercept.ForwardConfig{
-		Dial: a.cfg.Dial, Gates: a.gates, Hold: hold, UIDs: uids, Conns: a.conns, Log: a.log, Metrics: m,
+		Dial: a.cfg.Dial, Gates: a.gates, Hold: hold, Who: who, Conns: a.conns, Log: a.log, Metrics: m,
 	})
 	a.server = intercept.NewServer(intercept.ServerConfig{
 		MaxConnections: most, Admit: peers.Admit,
@@ -208,7 +210,7 @@ func (a *Agent) build() (closers []func(), err error) {
 	a.targets = append(a.targets, c.Targets...)
 	a.targets = append(a.targets, rules.Target{Name: intercept.SelfTestName})
 	try, others := a.cfg.Modes(Parts{Listeners: a.listeners, Addresses: a.addresses, Metrics: m, Log: a.log})
-	a.view.try, a.view.others, a.view.metrics = try, others, m
+	a.view.try, a.view.others, a.view.metrics = telling(who, try), others, m
 	return closers, nil
 }
 

@@ -294,7 +294,7 @@ func (r *rig) listening() *rig {
 // Nothing is left to the garbage collector to close.
 func TestEverythingIsClosed(t *testing.T) {
 	r := newRig(t).listening()
-	r.cfg.AskUID = true
+	r.cfg.NeedWho = true
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	base := openFiles(t)
 	r.diverting()

@@ -31,7 +31,10 @@ func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
 			a.log.Info("another agent runs on this node: taking over from it")
 		}
 		g.Go(func() error {
-			return observe.Serve(ctx, l, observe.AdminHandler(a.ready, func() any { return a.Status() }))
+			return observe.Serve(ctx, l, observe.AdminHandler(a.ready, observe.Pages{
+				"/status": func() any { return a.Status() },
+				"/conns":  func() any { return a.ConnStatuses() },
+			}))
 		})
 	}
 	if o.Address == "" {

@@ -46,6 +46,8 @@ type TargetStatus struct {
 	Name      string   `json:"name"`
 	State     string   `json:"state"`
 	Addresses []string `json:"addresses"`
+	// Connections are those carried now.
+	Connections ConnCounts `json:"connections"`
 }
 
 // LinkUp is the State of a link that carries.
@@ -170,11 +172,14 @@ func (a *Agent) Status() Status {
 	for _, k := range choice.Skipped {
 		s.Skipped = append(s.Skipped, SkippedStatus{Mode: k.Mode, Reason: k.Err.Error(), Remedy: k.Remedy})
 	}
+	carried := a.connCounts()
 	for _, d := range state.Diverts {
 		if d.Name == intercept.SelfTestName {
 			continue
 		}
-		t := TargetStatus{Name: d.Name, State: a.gates.State(d.Name).String(), Addresses: []string{}}
+		t := TargetStatus{
+			Name: d.Name, State: a.gates.State(d.Name).String(), Addresses: []string{}, Connections: carried[d.Name],
+		}
 		for _, e := range d.Entries {
 			t.Addresses = append(t.Addresses, rules.Address{Prefix: e.Prefix, Port: e.Port}.String())
 		}

@@ -62,12 +62,13 @@ const (
 // decides, and no match allows.
 type Guard struct{ Rules []GuardRule }
 
-// GuardRule matches a client by any of its prefixes or uids, towards any of
-// its targets (none named: every target).
+// GuardRule matches a client by any of its prefixes, uids or units, towards any
+// of its targets (none named: every target).
 type GuardRule struct {
 	Allow    bool
 	Prefixes []string
 	UIDs     []uint32
+	Units    []string
 	Targets  []string
 }
 

@@ -91,8 +91,8 @@ func checkGuard(d *decoder, a *Agent) {
 		if !d.values[path+".action"] {
 			d.reject(path+".action", "missing; allowed: allow, deny")
 		}
-		if len(r.Prefixes)+len(r.UIDs) == 0 {
-			d.reject(path+".clients", "missing; name the clients by prefix, or uids: everybody is 0.0.0.0/0 and ::/0")
+		if len(r.Prefixes)+len(r.UIDs)+len(r.Units) == 0 {
+			d.reject(path+".clients", "missing; name the clients by prefix, or uids, or units: everybody is 0.0.0.0/0 and ::/0")
 		}
 		for j, name := range r.Targets {
 			if !slices.Contains(known, name) && name != "" {

@@ -97,6 +97,7 @@ func guardRuleShape(r *GuardRule) shape {
 		}),
 		"clients": list(&r.Prefixes, func(s *string) shape { return text(s, clientPrefix) }),
 		"uids":    list(&r.UIDs, func(u *uint32) shape { return number(u, 0, 1<<32-2) }),
+		"units":   list(&r.Units, func(s *string) shape { return text(s, unitName) }),
 		"targets": list(&r.Targets, func(s *string) shape { return text(s, named) }),
 	})
 }

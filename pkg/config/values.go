@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -219,6 +220,16 @@ func serverName(s string) (string, error) {
 		return addr.String(), nil
 	}
 	return rules.ParseHost(s)
+}
+
+// unitOf is the name of a unit of systemd that processes run in.
+var unitOf = regexp.MustCompile(`^[0-9A-Za-z:_.\\@-]+\.(service|scope|socket|mount|swap)$`)
+
+func unitName(s string) (string, error) {
+	if len(s) > 255 || !unitOf.MatchString(s) {
+		return "", fmt.Errorf("found %.64q; allowed: the full name of a systemd unit that processes run in, such as kubelet.service", s)
+	}
+	return s, nil
 }
 
 // named makes a function of rules that only checks one that reads.

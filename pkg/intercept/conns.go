@@ -39,8 +39,9 @@ func NewConns() *Conns { return &Conns{live: map[*Carried]struct{}{}} }
 // Carried is one connection of Conns. It stays valid after its end. All its
 // methods may be called from any goroutine.
 type Carried struct {
-	// Target says what it is for and who made it.
+	// Target says what it is for, as the server is told, and Client who made it.
 	Target dial.Target
+	Client Client
 	// Since is when it was taken.
 	Since time.Time
 
@@ -50,8 +51,8 @@ type Carried struct {
 }
 
 // begin adds a connection, which abort ends; end takes it out again.
-func (c *Conns) begin(client *dial.TCP, t dial.Target, since time.Time, abort context.CancelCauseFunc) *Carried {
-	l := &Carried{Target: t, Since: since, client: client, abort: abort}
+func (c *Conns) begin(client *dial.TCP, t dial.Target, who Client, since time.Time, abort context.CancelCauseFunc) *Carried {
+	l := &Carried{Target: t, Client: who, Since: since, client: client, abort: abort}
 	l.state.Store(ConnHeld)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	mrand "math/rand/v2"
 	"net"
-	"net/netip"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -27,8 +26,8 @@ type ForwardConfig struct {
 	Hold time.Duration
 	// DialTimeout bounds one attempt of Dial; 0: DefaultDialTimeout.
 	DialTimeout time.Duration
-	// UIDs finds the users of host clients; nil where no rule asks for them.
-	UIDs *UIDs
+	// Who finds out who the clients are; nil: nobody is known.
+	Who *Who
 	// Conns gets every connection while it is carried; nil: nobody looks.
 	Conns   *Conns
 	Log     logrus.FieldLogger
@@ -51,6 +50,9 @@ func NewForwarder(cfg ForwardConfig) *Forwarder {
 	if cfg.Conns == nil {
 		cfg.Conns = NewConns()
 	}
+	if cfg.Who == nil {
+		cfg.Who = NewWho(WhoConfig{Metrics: cfg.Metrics})
+	}
 	cfg.Metrics = orUnregistered(cfg.Metrics)
 	return &Forwarder{cfg: cfg}
 }
@@ -59,16 +61,18 @@ func NewForwarder(cfg ForwardConfig) *Forwarder {
 func (f *Forwarder) Handle(ctx context.Context, t Taken) {
 	start := time.Now()
 	client := dial.NewTCP(t.Conn)
-	target, err := f.describe(t)
-	log := f.cfg.Log.WithFields(logrus.Fields{
+	target, who, err := f.describe(t)
+	log := f.cfg.Log.WithFields(observe.Who{
+		Workload: target.Workload, Command: target.Command, PID: target.PID, UID: target.UID, UIDKnown: target.UIDKnown,
+	}.Fields(logrus.Fields{
 		observe.FieldConn: target.ID, observe.FieldTarget: target.Name, observe.FieldClient: target.Client,
-	})
+	}))
 	if err != nil {
 		log.WithError(err).Debug("original destination is not known")
 	}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	carried := f.cfg.Conns.begin(client, target, start, abort)
+	carried := f.cfg.Conns.begin(client, target, who, start, abort)
 	defer f.cfg.Conns.end(carried)
 	far, err := f.open(ctx, carried)
 	if err != nil {
@@ -108,22 +112,11 @@ func stopCause(ctx context.Context) error {
 
 // describe is what is known of the client. An error is about the original
 // destination alone, which decides nothing.
-func (f *Forwarder) describe(t Taken) (dial.Target, error) {
-	original, err := Original(t.Conn)
-	target := dial.Target{ID: newID(), Name: t.Target, Client: t.Peer, Original: original, Pod: !t.FromHost}
-	if f.cfg.UIDs != nil && t.FromHost {
-		target.UID, target.UIDKnown = f.uid(t, original)
-	}
-	return target, err
-}
-
-// uid looks for the client's socket by the address it dialled, which is the
-// listener's own where nothing was rewritten.
-func (f *Forwarder) uid(t Taken, original netip.AddrPort) (uint32, bool) {
-	if uid, known := f.cfg.UIDs.Of(t.Peer, original); known {
-		return uid, true
-	}
-	return f.cfg.UIDs.Of(t.Peer, t.Local)
+func (f *Forwarder) describe(t Taken) (dial.Target, Client, error) {
+	who, err := f.cfg.Who.find(t)
+	target := dial.Target{ID: newID(), Name: t.Target, Client: t.Peer, Pod: !t.FromHost}
+	who.describe(&target)
+	return target, who, err
 }
 
 // open waits for the gate and dials. A dial that finds the way closed before

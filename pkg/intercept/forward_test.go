@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	logtest "github.com/sirupsen/logrus/hooks/test"
+
 	"github.com/kasway/kasway/pkg/dial"
 )
 
@@ -20,12 +22,20 @@ type story struct {
 	*rig
 	gates *Gates
 	conns *Conns
-	far   chan *net.TCPConn // what the far side's end of each dialled connection
-	got   chan dial.Target
+	// forwarded is what the Forwarder logs.
+	forwarded *logtest.Hook
+	far       chan *net.TCPConn // what the far side's end of each dialled connection
+	got       chan dial.Target
 }
 
 // tell makes a story; fake, if given, is what the dial function does instead.
 func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
+	t.Helper()
+	return tellWho(t, nil, hold, fake)
+}
+
+// tellWho is tell with clients of whom something is known.
+func tellWho(t *testing.T, who *Who, hold time.Duration, fake dial.Func) *story {
 	t.Helper()
 	m, v := metrics(t)
 	s := &story{gates: NewGates(100, m), conns: NewConns(), far: make(chan *net.TCPConn, 100), got: make(chan dial.Target, 100)}
@@ -33,7 +43,7 @@ func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, _ := logs(t)
+	log, hook := logs(t)
 	if fake == nil {
 		direct := dial.Direct(&net.Dialer{})
 		fake = func(ctx context.Context, to dial.Target) (dial.Conn, error) {
@@ -42,9 +52,9 @@ func tell(t *testing.T, hold time.Duration, fake dial.Func) *story {
 			return direct(ctx, to)
 		}
 	}
-	f := NewForwarder(ForwardConfig{Dial: fake, Gates: s.gates, Conns: s.conns, Hold: hold, DialTimeout: 200 * time.Millisecond, Log: log, Metrics: m})
+	f := NewForwarder(ForwardConfig{Dial: fake, Gates: s.gates, Who: who, Conns: s.conns, Hold: hold, DialTimeout: 200 * time.Millisecond, Log: log, Metrics: m})
 	s.rig = newRig(t, ServerConfig{Metrics: m, Handle: f.Handle, Admit: func(t *Taken) error { t.FromHost = true; return nil }})
-	s.metrics = v
+	s.metrics, s.forwarded = v, hook
 	s.gates.Set("kas", Open)
 	done := make(chan struct{})
 	go func() {

@@ -18,6 +18,7 @@ type Metrics struct {
 	bytes           *prometheus.CounterVec
 	acceptErrors    prometheus.Counter
 	backlogged      prometheus.Counter
+	lost            prometheus.Counter
 	heartbeatMissed prometheus.Counter
 	heartbeatFailed prometheus.Counter
 	mode            *prometheus.GaugeVec
@@ -41,20 +42,24 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + name, Help: help}, labels)
 	}
 	m := &Metrics{
-		taken:           counters("taken_total", "Connections accepted for a target.", "target"),
-		refused:         counters("refused_total", "Accepted connections that were reset instead of carried.", "reason"),
-		active:          gauge("connections", "Connections taken and not yet ended."),
-		held:            gauge("held", "Connections that wait for a way to their target."),
-		bytes:           counters("bytes_total", "Bytes of ended connections.", "direction"),
-		acceptErrors:    counter("accept_errors_total", "Failed accepts, such as for want of file descriptors."),
-		backlogged:      counter("backlogged_total", "Connections that the kernel accepted a second or more before this process took them, as while it was frozen."),
+		taken:        counters("taken_total", "Connections accepted for a target.", "target"),
+		refused:      counters("refused_total", "Accepted connections that were reset instead of carried.", "reason"),
+		active:       gauge("connections", "Connections taken and not yet ended."),
+		held:         gauge("held", "Connections that wait for a way to their target."),
+		bytes:        counters("bytes_total", "Bytes of ended connections.", "direction"),
+		acceptErrors: counter("accept_errors_total", "Failed accepts, such as for want of file descriptors."),
+		backlogged:   counter("backlogged_total", "Connections that the kernel accepted a second or more before this process took them, as while it was frozen."),
+		lost: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "kasway_agent_attribution_lost_total",
+			Help: "Connections of which this node should know who made them, and does not: rules about uids and units deny them.",
+		}),
 		heartbeatMissed: counter("heartbeat_missed_total", "Heartbeats that came at least one interval late."),
 		heartbeatFailed: counter("heartbeat_failed_total", "Heartbeats that the kernel did not take."),
 		mode:            gauges("mode", "1 for the mode in use.", "mode"),
 		modeSkipped:     gauges("mode_skipped", "1 for a mode that could not be used, with the kind of reason.", "mode", "reason"),
 	}
 	if reg != nil {
-		reg.MustRegister(m.taken, m.refused, m.active, m.held, m.bytes, m.acceptErrors, m.backlogged,
+		reg.MustRegister(m.taken, m.refused, m.active, m.held, m.bytes, m.acceptErrors, m.backlogged, m.lost,
 			m.heartbeatMissed, m.heartbeatFailed, m.mode, m.modeSkipped)
 	}
 	return m

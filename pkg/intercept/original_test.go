@@ -55,15 +55,15 @@ func redirected(t *testing.T) (*netns.Host, *net.TCPListener) {
 func TestCase_B48_OriginalDestinationOfEveryFamily(t *testing.T) {
 	backToBase(t)
 	node, l := redirected(t)
-	var uids *UIDs
+	var sockets *Sockets
 	err := node.Do(func() (err error) {
-		uids, err = NewUIDs()
+		sockets, err = NewSockets()
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer shut(uids)
+	defer shut(sockets)
 	kas4, kas6 := netip.AddrPortFrom(netns.KAS4, 6443), netip.AddrPortFrom(netns.KAS6, 6443)
 	mapped := netip.AddrPortFrom(netip.AddrFrom16(kas4.Addr().As16()), 6443)
 	for _, c := range []struct {
@@ -94,8 +94,8 @@ func TestCase_B48_OriginalDestinationOfEveryFamily(t *testing.T) {
 			if got != c.want || err != nil {
 				t.Errorf("original %s, %v, want %s", got, err, c.want)
 			}
-			if uid, known := uids.Of(unmapped(taken.RemoteAddr()), got); !known || uid != 0 {
-				t.Errorf("uid %d, %v, want root's", uid, known)
+			if o, known := sockets.Owner(unmapped(taken.RemoteAddr()), got); !known || o.UID != 0 {
+				t.Errorf("owner %+v, %v, want root", o, known)
 			}
 		})
 	}

@@ -17,21 +17,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AdminHandler serves /livez, /readyz, /status (what status returns, as JSON;
-// it must be safe to call from any goroutine) and /debug/pprof. It belongs on
-// a socket that only root can open: profiles show what is in memory.
-func AdminHandler(ready Ready, status func() any) http.Handler {
+// Pages are what a process says of itself, by the path of the question, such
+// as "/status". They are called from any goroutine; what they return becomes
+// JSON.
+type Pages map[string]func() any
+
+// AdminHandler serves /livez, /readyz, the pages and /debug/pprof. It belongs
+// on a socket that only root can open: profiles show what is in memory.
+func AdminHandler(ready Ready, pages Pages) http.Handler {
 	mux := http.NewServeMux()
 	health(mux, ready)
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		body, err := json.MarshalIndent(status(), "", "  ")
-		if err != nil {
-			text(w, http.StatusInternalServerError, err.Error())
-			return
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(append(body, '\n'))
-	})
+	for path, page := range pages {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			body, err := json.MarshalIndent(page(), "", "  ")
+			if err != nil {
+				text(w, http.StatusInternalServerError, err.Error())
+				return
+			}
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(append(body, '\n'))
+		})
+	}
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

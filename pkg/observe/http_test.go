@@ -144,7 +144,7 @@ func TestAdminSocket(t *testing.T) {
 		}
 	}
 	status := func() any { return map[string]int{"links": 3} }
-	stop := serve(t, l, AdminHandler(func() error { return nil }, status))
+	stop := serve(t, l, AdminHandler(func() error { return nil }, Pages{"/status": status}))
 	c := SocketClient(path)
 	if code, body := get(t, c, "http://admin/status"); code != 200 || body != "{\n  \"links\": 3\n}\n" {
 		t.Errorf("/status = %d %q", code, body)

@@ -81,7 +81,7 @@ func prepare(o Options) (*server, error) {
 	})
 	s.notReady("starting")
 	s.operatorsHTTP = observe.OperatorHandler(s.ready, o.Registry)
-	s.adminHTTP = observe.AdminHandler(s.ready, s.status)
+	s.adminHTTP = observe.AdminHandler(s.ready, observe.Pages{"/status": s.status})
 	return s, nil
 }
 

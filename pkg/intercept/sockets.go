@@ -10,43 +10,51 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UIDs tells which user a connection of this host's own comes from. It is safe
-// for concurrent use.
-type UIDs struct {
+// Sockets tells whose the sockets of this host's own are. It is safe for
+// concurrent use.
+type Sockets struct {
 	mu   sync.Mutex
 	conn *netlink.Conn
 }
 
-// NewUIDs looks at the network namespace of the calling thread.
-func NewUIDs() (*UIDs, error) {
+// NewSockets looks at the network namespace of the calling thread.
+func NewSockets() (*Sockets, error) {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
-		return nil, fmt.Errorf("opening netlink to look up users: %w", err)
+		return nil, fmt.Errorf("opening netlink to look up the owners of sockets: %w", err)
 	}
-	return &UIDs{conn: c}, nil
+	return &Sockets{conn: c}, nil
 }
 
-// Close gives back what NewUIDs opened.
-func (u *UIDs) Close() error { return u.conn.Close() }
+// Close gives back what NewSockets opened.
+func (s *Sockets) Close() error { return s.conn.Close() }
 
-// Of is the user id of the local socket that is connected from client to dst,
-// the address that the client itself dialled. known is false where there is no
-// such socket, such as when the client has closed it.
-func (u *UIDs) Of(client, dst netip.AddrPort) (uid uint32, known bool) {
+// Owner is whose a socket is.
+type Owner struct {
+	UID uint32
+	// CgroupID is that of the cgroup of version 2 in which the socket was made;
+	// 0 if the kernel does not tell (before Linux 5.8).
+	CgroupID uint64
+}
+
+// Owner is that of the local socket which is connected from client to dst, the
+// address that the client itself dialled. known is false where there is no such
+// socket, such as when the client has closed it.
+func (s *Sockets) Owner(client, dst netip.AddrPort) (o Owner, known bool) {
 	if !client.IsValid() || !dst.IsValid() || client.Addr().Is4() != dst.Addr().Is4() {
-		return 0, false
+		return o, false
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	// Without the dump flag the kernel looks up exactly this socket in its hash.
-	msgs, err := u.conn.Execute(netlink.Message{
+	msgs, err := s.conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: sockDiagByFamily, Flags: netlink.Request},
 		Data:   diagRequest(client, dst),
 	})
 	if err != nil || len(msgs) != 1 {
-		return 0, false
+		return o, false
 	}
-	return diagUID(msgs[0].Data, client, dst)
+	return diagOwner(msgs[0].Data, client, dst)
 }
 
 // Layout of struct inet_diag_req_v2 and inet_diag_msg of <linux/inet_diag.h>,
@@ -64,6 +72,7 @@ const (
 	idDst            = 20
 	idCookie         = 40
 	stateEstablished = 1
+	diagCgroupID     = 21 // attribute INET_DIAG_CGROUP_ID
 )
 
 func diagRequest(src, dst netip.AddrPort) []byte {
@@ -84,17 +93,24 @@ func diagRequest(src, dst netip.AddrPort) []byte {
 	return b
 }
 
-// diagUID reads the answer. Where no connection fits, the kernel answers with a
-// listener on the same port, which is somebody else.
-func diagUID(b []byte, src, dst netip.AddrPort) (uid uint32, known bool) {
+// diagOwner reads the answer. Where no connection fits, the kernel answers with
+// a listener on the same port, which is somebody else.
+func diagOwner(b []byte, src, dst netip.AddrPort) (o Owner, known bool) {
 	if len(b) < diagMsgLen || b[1] != stateEstablished {
-		return 0, false
+		return o, false
 	}
 	id := b[diagMsgID:]
 	if diagAddr(b[0], id[idSrc:], id[idSrcPort:]) != src || diagAddr(b[0], id[idDst:], id[idDstPort:]) != dst {
-		return 0, false
+		return o, false
 	}
-	return binary.NativeEndian.Uint32(b[diagMsgUID:]), true
+	o.UID = binary.NativeEndian.Uint32(b[diagMsgUID:])
+	attributes, err := netlink.NewAttributeDecoder(b[diagMsgLen:])
+	for err == nil && attributes.Next() {
+		if attributes.Type() == diagCgroupID {
+			o.CgroupID = attributes.Uint64()
+		}
+	}
+	return o, true
 }
 
 func diagAddr(family byte, addr, port []byte) netip.AddrPort {
