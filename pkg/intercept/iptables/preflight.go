@@ -146,8 +146,9 @@ func mayAct() error {
 	return nil
 }
 
-// probe tries a state with everything in it, table by table.
-func (m *Mode) probe(ctx context.Context, v6 bool) (err error) {
+// probeTables tries those of a state with everything in it that are wanted, in
+// the thread's network namespace.
+func (m *Mode) probeTables(ctx context.Context, v6 bool, wanted func(rules.IPTable) bool) (err error) {
 	kernel, err := openSets()
 	if err != nil {
 		return err
@@ -165,6 +166,9 @@ func (m *Mode) probe(ctx context.Context, v6 bool) (err error) {
 		// not is worth a message of its own.
 		for i := len(f.Tables) - 1; i >= 0; i-- {
 			table := f.Tables[i]
+			if !wanted(table) {
+				continue
+			}
 			table.Jumps = nil
 			if err := m.tools.of(v6).try(ctx, table); err != nil {
 				return &errTable{table.Name, m.back, err}
