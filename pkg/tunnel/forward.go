@@ -35,10 +35,7 @@ func (s *Server) carry(link *peerLink, stream grpc.ServerStream) error {
 	if err != nil {
 		return err
 	}
-	log := s.cfg.Log.WithFields(logrus.Fields{
-		observe.FieldConn: target.ID, observe.FieldTarget: target.Name,
-		observe.FieldClient: target.Client.String(), observe.FieldNode: link.peer().Node,
-	})
+	log := s.cfg.Log.WithFields(fields(target, link.peer().Node))
 	if err := s.count(link); err != nil {
 		s.quiet.warn(logrus.Fields{observe.FieldNode: link.peer().Node, logrus.ErrorKey: err}, "a stream was refused")
 		return err
@@ -63,6 +60,15 @@ func (s *Server) carry(link *peerLink, stream grpc.ServerStream) error {
 	err = s.pipe(link, stream, target, up)
 	log.WithField(observe.FieldReason, label(err)).Debug("connection ended")
 	return err
+}
+
+// fields are what the log says of a stream. All of it is the agent's word.
+func fields(t dial.Target, node string) logrus.Fields {
+	who := observe.Who{Workload: t.Workload, Command: t.Command, PID: t.PID, UID: t.UID, UIDKnown: t.UIDKnown}
+	return who.Fields(logrus.Fields{
+		observe.FieldConn: observe.Text(t.ID), observe.FieldTarget: observe.Text(t.Name),
+		observe.FieldClient: observe.Text(t.Client.String()), observe.FieldNode: node,
+	})
 }
 
 // open reads and checks the OPEN; a bad one is counted and logged.

@@ -15,12 +15,14 @@ import (
 )
 
 // encodeOpen makes the OPEN of t. Id and target must fit, since cutting them
-// would change what they say; the workload is for people and is cut.
+// would change what they say; workload and command are for people and are cut.
 func encodeOpen(t dial.Target) (string, error) {
 	o := &tunnelpb.Open{
 		Id:       t.ID,
 		Target:   t.Name,
 		Workload: truncate(strings.ToValidUTF8(t.Workload, "\uFFFD"), tunnelpb.MaxWorkload),
+		Pid:      t.PID,
+		Command:  truncate(strings.ToValidUTF8(t.Command, "\uFFFD"), tunnelpb.MaxCommand),
 	}
 	if t.Client.IsValid() {
 		o.Client = t.Client.String()
@@ -68,7 +70,10 @@ func decodeOpen(md metadata.MD) (dial.Target, error) {
 
 // targetOf checks every field, on both sides.
 func targetOf(o *tunnelpb.Open) (dial.Target, error) {
-	t := dial.Target{ID: o.GetId(), Name: o.GetTarget(), Workload: o.GetWorkload(), UID: o.GetUid(), UIDKnown: o.Uid != nil}
+	t := dial.Target{
+		ID: o.GetId(), Name: o.GetTarget(), UID: o.GetUid(), UIDKnown: o.Uid != nil,
+		Workload: o.GetWorkload(), PID: o.GetPid(), Command: o.GetCommand(),
+	}
 	client, errClient := address("client", o.GetClient())
 	original, errOriginal := address("original", o.GetOriginal())
 	t.Client, t.Original = client, original
@@ -76,6 +81,7 @@ func targetOf(o *tunnelpb.Open) (dial.Target, error) {
 		length("id", o.GetId(), 1, tunnelpb.MaxID),
 		length("target", o.GetTarget(), 1, tunnelpb.MaxTarget),
 		length("workload", o.GetWorkload(), 0, tunnelpb.MaxWorkload),
+		length("command", o.GetCommand(), 0, tunnelpb.MaxCommand),
 		errClient, errOriginal,
 	)
 	if err != nil {

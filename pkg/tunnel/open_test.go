@@ -3,23 +3,45 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/kasway/kasway/pkg/dial"
+	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/tunnel/tunnelpb"
 )
 
 func full() dial.Target {
 	return dial.Target{
 		ID: "c1", Name: "kas", Client: netip.MustParseAddrPort("10.0.0.7:41000"),
-		Original: netip.MustParseAddrPort("[fd00::1]:443"), UID: 1000, UIDKnown: true, Workload: "pod default/web",
+		Original: netip.MustParseAddrPort("[fd00::1]:443"), UID: 1000, UIDKnown: true, Workload: "kubelet.service", PID: 4242, Command: "kubelet",
+	}
+}
+
+// What the server logs of a connection names its client, and stays one line.
+func TestOpen_TheLogSaysWho(t *testing.T) {
+	target := full()
+	target.Command = "é\n\x01"
+	f := fields(target, "node-1")
+	want := logrus.Fields{
+		observe.FieldConn: "c1", observe.FieldTarget: "kas", observe.FieldClient: "10.0.0.7:41000", observe.FieldNode: "node-1",
+		observe.FieldWorkload: "kubelet.service", observe.FieldCommand: `é\n\x01`, observe.FieldPID: uint32(4242), observe.FieldUID: uint32(1000),
+	}
+	if !maps.Equal(f, want) {
+		t.Errorf("%v, want %v", f, want)
+	}
+	for _, name := range []string{observe.FieldWorkload, observe.FieldCommand, observe.FieldPID, observe.FieldUID} {
+		if v, there := fields(dial.Target{ID: "c1", Name: "kas"}, "node-1")[name]; there {
+			t.Errorf("nobody is said to be %s %v", name, v)
+		}
 	}
 }
 
@@ -54,7 +76,7 @@ func TestCase_B96_AnyBytesInNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			target := full()
-			target.Workload = workload
+			target.Workload, target.Command = workload, workload
 			c, err := b.links.Dial(t.Context(), target)
 			if err != nil {
 				t.Fatal(err)
@@ -62,13 +84,15 @@ func TestCase_B96_AnyBytesInNames(t *testing.T) {
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, dial.ErrRefused) {
 				t.Fatalf("the connection was not dialled: %v", err)
 			}
-			got := receive(t, seen, "the dial").Workload
+			arrived := receive(t, seen, "the dial")
 			want := strings.ToValidUTF8(workload, "\uFFFD")
-			if !strings.HasPrefix(want, got) || !utf8.ValidString(got) || len(want) <= tunnelpb.MaxWorkload && got != want {
-				t.Errorf("arrived as %q", got)
-			}
-			if len(want) > tunnelpb.MaxWorkload && len(got) < tunnelpb.MaxWorkload-utf8.UTFMax {
-				t.Errorf("cut to %d bytes", len(got))
+			for most, got := range map[int]string{tunnelpb.MaxWorkload: arrived.Workload, tunnelpb.MaxCommand: arrived.Command} {
+				if !strings.HasPrefix(want, got) || !utf8.ValidString(got) || len(want) <= most && got != want {
+					t.Errorf("arrived as %q", got)
+				}
+				if len(want) > most && len(got) < most-utf8.UTFMax {
+					t.Errorf("cut to %d bytes", len(got))
+				}
 			}
 		})
 	}
@@ -89,6 +113,7 @@ func TestOpen_NothingMeaningfulIsCut(t *testing.T) {
 	largest := full()
 	largest.ID, largest.Name = strings.Repeat("i", tunnelpb.MaxID), strings.Repeat("t", tunnelpb.MaxTarget)
 	largest.Workload = strings.Repeat("w", 10*tunnelpb.MaxWorkload)
+	largest.Command, largest.PID = largest.Workload, 1<<32-1
 	if s, err := encodeOpen(largest); err != nil || len(s) > tunnelpb.MaxOpen {
 		t.Errorf("%d bytes, %v", len(s), err)
 	}

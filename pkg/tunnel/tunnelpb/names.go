@@ -47,6 +47,7 @@ const (
 	MaxTarget   = 260 // a host name of 253 bytes, a colon and a port
 	MaxAddress  = 64
 	MaxWorkload = 1024
+	MaxCommand  = 64 // the kernel's names have 15
 	// MaxName is the limit of Hello's name and version.
 	MaxName = 253
 )

@@ -38,8 +38,12 @@ type Open struct {
 	Original string `protobuf:"bytes,4,opt,name=original,proto3" json:"original,omitempty"`
 	// The client's user id, absent where it could not be told.
 	Uid *uint32 `protobuf:"varint,5,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
-	// The client for people: a unit, a container, a process. Cut to 1024 bytes.
-	Workload      string `protobuf:"bytes,6,opt,name=workload,proto3" json:"workload,omitempty"`
+	// The client for people: a unit, a container or a pod. Cut to 1024 bytes.
+	Workload string `protobuf:"bytes,6,opt,name=workload,proto3" json:"workload,omitempty"`
+	// The client's process in its node's initial pid namespace; 0: not known.
+	Pid uint32 `protobuf:"varint,7,opt,name=pid,proto3" json:"pid,omitempty"`
+	// What that process calls itself. Cut to 64 bytes.
+	Command       string `protobuf:"bytes,8,opt,name=command,proto3" json:"command,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -112,6 +116,20 @@ func (x *Open) GetUid() uint32 {
 func (x *Open) GetWorkload() string {
 	if x != nil {
 		return x.Workload
+	}
+	return ""
+}
+
+func (x *Open) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Open) GetCommand() string {
+	if x != nil {
+		return x.Command
 	}
 	return ""
 }
@@ -398,14 +416,16 @@ var File_tunnel_proto protoreflect.FileDescriptor
 
 const file_tunnel_proto_rawDesc = "" +
 	"\n" +
-	"\ftunnel.proto\x12\x10kasway.tunnel.v1\"\x9d\x01\n" +
+	"\ftunnel.proto\x12\x10kasway.tunnel.v1\"\xc9\x01\n" +
 	"\x04Open\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06target\x18\x02 \x01(\tR\x06target\x12\x16\n" +
 	"\x06client\x18\x03 \x01(\tR\x06client\x12\x1a\n" +
 	"\boriginal\x18\x04 \x01(\tR\boriginal\x12\x15\n" +
 	"\x03uid\x18\x05 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x1a\n" +
-	"\bworkload\x18\x06 \x01(\tR\bworkloadB\x06\n" +
+	"\bworkload\x18\x06 \x01(\tR\bworkload\x12\x10\n" +
+	"\x03pid\x18\a \x01(\rR\x03pid\x12\x18\n" +
+	"\acommand\x18\b \x01(\tR\acommandB\x06\n" +
 	"\x04_uid\"\x90\x01\n" +
 	"\x05Hello\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
