@@ -109,7 +109,7 @@ func checkAddresses(cfg config.Intercept) (found []finding) {
 // checkModes asks every mode that may be chosen. The first that can work is
 // the one that would be used.
 func checkModes(ctx context.Context, cfg config.Intercept) (found []finding) {
-	try, _ := candidates(cfg.Mode, modes(cfg, nil, nil, nil))
+	try, _ := candidates(cfg.Mode, modes(cfg, nil))
 	usable, denied := "", 0
 	for _, c := range try {
 		f := checkMode(ctx, c)

@@ -66,6 +66,32 @@ func (n *NodeAddresses) Ensure(want ...NodeAddress) error {
 	return nil
 }
 
+// suspectAddresses are known to take addresses of others from an interface.
+const suspectAddresses = "`ip addr flush dev lo`; systemd-networkd, where a .network file matches lo; ifdown and ifupdown2; a CNI plugin that uses the address"
+
+// Verify tells which addresses are missing that Ensure has put in place, in the
+// calling thread's network namespace. It changes nothing.
+func (n *NodeAddresses) Verify(want ...NodeAddress) (damage []Damage, err error) {
+	nl, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening netlink: %w", err)
+	}
+	defer nl.Close()
+	for _, w := range want {
+		if w.Addr.IsLoopback() {
+			continue
+		}
+		holders, err := holdersOf(nl, w.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("node address %s: %w", w.Addr, err)
+		}
+		if len(holders) == 0 {
+			damage = append(damage, Damage{What: "node address " + w.Addr.String() + " is gone", Suspects: suspectAddresses})
+		}
+	}
+	return damage, nil
+}
+
 // CheckNodeAddress reports why Ensure would refuse w in the calling thread's
 // network namespace: it is somebody else's. It changes nothing.
 func CheckNodeAddress(w NodeAddress) error {

@@ -27,7 +27,8 @@ func (m *fakeMode) Apply(context.Context, rules.State) error {
 	m.note("apply")
 	return m.apply
 }
-func (m *fakeMode) Close() error { m.note("close"); return nil }
+func (m *fakeMode) Verify(context.Context) ([]Damage, error) { return nil, nil }
+func (m *fakeMode) Close() error                             { m.note("close"); return nil }
 
 func (m *fakeMode) candidate() Candidate {
 	return Candidate{

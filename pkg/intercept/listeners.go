@@ -8,8 +8,11 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/rules"
 )
@@ -98,6 +101,19 @@ func (l *listener) close() {
 	_ = l.tcp.Close()
 }
 
+// deaf says whether the kernel has ended the socket without our doing.
+func (l *listener) deaf() (deaf bool) {
+	raw, err := l.tcp.SyscallConn()
+	if err != nil {
+		return false
+	}
+	_ = raw.Control(func(fd uintptr) { // fails once it is closed, which is no damage
+		listens, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+		deaf = err == nil && listens == 0
+	})
+	return deaf
+}
+
 // place is what a listener is kept by: the port as asked for, 0 for any.
 type place struct {
 	target string
@@ -180,6 +196,20 @@ func (ls *Listeners) Refuse(ctx context.Context, names []string) error {
 	return nil
 }
 
+// Verify tells which listeners somebody else has made deaf. The next Set or
+// Refuse opens them again, at the port that they had.
+func (ls *Listeners) Verify() (damage []Damage) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for at, l := range ls.open {
+		if l.deaf() {
+			damage = append(damage, Damage{What: "listener " + l.addr.String() + " of target " + at.target + " no longer listens", Suspects: "`ss --kill`"})
+		}
+	}
+	slices.SortFunc(damage, func(a, b Damage) int { return strings.Compare(a.What, b.What) })
+	return damage
+}
+
 // Close closes every listener. Connections already taken live on.
 func (ls *Listeners) Close() {
 	ls.mu.Lock()
@@ -196,14 +226,23 @@ func (ls *Listeners) openMissing(ctx context.Context, wanted []place, refused []
 	}
 	var fresh []*listener
 	for _, at := range wanted {
-		if ls.open[at] != nil || slices.Contains(refused, at.target) {
+		old := ls.open[at]
+		if slices.Contains(refused, at.target) || old != nil && !old.deaf() {
 			continue
 		}
-		l, err := ls.listen(ctx, at)
+		where := at
+		if old != nil {
+			// What is diverted, and whoever dials it, knows this port.
+			where.addr = old.addr
+			old.close()
+			delete(ls.open, at)
+		}
+		l, err := ls.listen(ctx, where)
 		if err != nil {
 			closeAll(fresh)
 			return fmt.Errorf("target %s: %w", at.target, err)
 		}
+		l.at = at
 		fresh = append(fresh, l)
 	}
 	for _, l := range fresh {

@@ -21,6 +21,10 @@ type Mode interface {
 	// Mode keeps its heartbeat: if the process dies or freezes, connects are
 	// refused or pass within 3 s, as State.WhenDown says.
 	Apply(ctx context.Context, s rules.State) error
+	// Verify tells what is not as the last Apply left it; nil: all is well. An
+	// error means that it could not be found out. It changes nothing: another
+	// Apply of the same State is the repair.
+	Verify(ctx context.Context) ([]Damage, error)
 	// Close stops diverting and the heartbeat. Connections already taken live
 	// on, and the dead-agent guard stays in force where WhenDown is Refuse.
 	Close() error

@@ -19,6 +19,9 @@ type Fake struct {
 	mu      sync.Mutex
 	report  intercept.Report
 	fail    error
+	damage  []intercept.Damage
+	blind   error
+	looked  int
 	applied []rules.State
 	closed  int
 	active  bool
@@ -41,9 +44,18 @@ func (f *Fake) Apply(ctx context.Context, s rules.State) error {
 	if f.fail != nil {
 		return f.fail
 	}
-	f.applied, f.active = append(f.applied, s), true
+	f.applied, f.active, f.damage = append(f.applied, s), true, nil
 	f.announce()
 	return ctx.Err()
+}
+
+// Verify tells of what Damage has set since the last Apply.
+func (f *Fake) Verify(context.Context) ([]intercept.Damage, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.looked++
+	f.announce()
+	return f.damage, f.blind
 }
 
 // Close ends the diverting.
@@ -75,6 +87,27 @@ func (f *Fake) FailApply(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fail = err
+}
+
+// Damage makes Verify tell of this until the next Apply, which mends it.
+func (f *Fake) Damage(d ...intercept.Damage) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.damage = d
+}
+
+// FailVerify makes Verify fail with err; nil makes it work again.
+func (f *Fake) FailVerify(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.blind = err
+}
+
+// Verified is how often Verify was called.
+func (f *Fake) Verified() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.looked
 }
 
 // Applied is every state so far, the newest last.

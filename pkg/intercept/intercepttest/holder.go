@@ -27,6 +27,8 @@ type reply struct {
 	Notes  []string
 	// State is the applied one, with the ports of the listeners.
 	State rules.State
+	// Damage is what Verify tells of.
+	Damage []intercept.Damage
 }
 
 // holding is the state of a holder process: one mode and its listeners.
@@ -70,6 +72,8 @@ func (h *holding) do(q request) reply {
 		err, r.Remedy, r.Notes = report.Err, report.Remedy, report.Notes
 	case "apply":
 		r.State, err = h.apply(ctx, q.State)
+	case "verify":
+		r.Damage, err = h.mode.Verify(ctx)
 	case "close":
 		err = h.mode.Close()
 	case "cleanup":

@@ -104,6 +104,22 @@ func (h *Holder) Apply(s rules.State) (rules.State, error) {
 	return r.State, err
 }
 
+// Verify is the mode's.
+func (h *Holder) Verify() ([]intercept.Damage, error) {
+	r, err := h.call("verify", h.last)
+	return r.Damage, err
+}
+
+// Repair does what an agent does every other second: it applies the state again
+// if that is damaged, and tells what was.
+func (h *Holder) Repair() ([]intercept.Damage, error) {
+	damage, err := h.Verify()
+	if err == nil && len(damage) > 0 {
+		_, err = h.Apply(h.last)
+	}
+	return damage, err
+}
+
 // Close closes the mode; the listeners stay open.
 func (h *Holder) Close() error { return h.ask("close") }
 

@@ -69,6 +69,8 @@ func runNFT(script string) error {
 
 func (r *reference) Preflight(context.Context) intercept.Report { return intercept.Report{} }
 
+func (r *reference) Verify(context.Context) ([]intercept.Damage, error) { return nil, nil }
+
 func (r *reference) Apply(_ context.Context, s rules.State) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

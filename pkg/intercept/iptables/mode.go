@@ -9,9 +9,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/sirupsen/logrus"
-	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
@@ -21,8 +21,7 @@ import (
 type Config struct {
 	// Log may be nil.
 	Log logrus.FieldLogger
-	// Metrics and Heartbeat may be nil.
-	Metrics   *Metrics
+	// Heartbeat may be nil.
 	Heartbeat *intercept.Metrics
 }
 
@@ -32,16 +31,22 @@ type Mode struct {
 	cfg Config
 	run runner
 
-	mu sync.Mutex // the keeper works beside the caller
+	mu sync.Mutex
 	// back is the back end in use, once chosen, with its tools.
 	back       backEnd
 	tools      tools
 	want       rules.IPTables
+	left       []standing // of each family, as the last Apply has left it
+	rivals     []rival    // that were there at the first Apply
 	generation string
 
 	kernel sets
 	renew  atomic.Pointer[[]rules.IPSet] // what a beat renews
-	stop   []func()                      // heartbeat and keeper; nil: not applied
+	stop   func()                        // ends the heartbeat; nil: not applied
+
+	beating sync.Mutex // never waited for long
+	beaten  time.Time  // when the last beat was
+	emptied string     // a set of ours that somebody has emptied since the last Verify
 }
 
 var _ intercept.Mode = (*Mode)(nil)
@@ -52,9 +57,6 @@ func New(cfg Config) *Mode {
 		l := logrus.New()
 		l.SetOutput(io.Discard)
 		cfg.Log = l
-	}
-	if cfg.Metrics == nil {
-		cfg.Metrics = NewMetrics(nil)
 	}
 	return &Mode{cfg: cfg, run: run}
 }
@@ -84,16 +86,16 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 	return nil
 }
 
-func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
-	if m.back == "" {
-		if err := m.choose(ctx); err != nil {
-			return err
-		}
+func (m *Mode) apply(ctx context.Context, s rules.State) error {
+	if err := m.settle(ctx); err != nil {
+		return err
 	}
 	if m.kernel.Handle == nil {
-		if m.kernel, err = openSets(); err != nil {
+		kernel, err := openSets()
+		if err != nil {
 			return err
 		}
+		m.kernel = kernel
 	}
 	want := rules.RenderIPTables(s)
 	for _, f := range want.Families {
@@ -108,17 +110,42 @@ func (m *Mode) apply(ctx context.Context, s rules.State) (err error) {
 	if err := m.tools.install(ctx, want); err != nil {
 		return err
 	}
+	left, err := m.tools.leave(want)
+	if err != nil {
+		return err
+	}
+	dead, err := m.deadSets()
+	if err != nil {
+		return err
+	}
 	before := m.want
-	m.want = want
-	// Sweeping reads all rules of everybody, which can take a second; later the
-	// keeper sweeps away what other generations leave.
-	if !slices.Equal(names(before), names(want)) {
+	m.want, m.left = want, left
+	// Sweeping reads all rules of everybody, which can take a second.
+	if len(dead) > 0 || !slices.Equal(names(before), names(want)) {
 		if err := m.sweep(ctx); err != nil {
-			m.want = before // so that the next Apply sweeps again
+			m.want, m.left = before, nil // so that the next Apply sweeps again
 			return fmt.Errorf("removing what is left of earlier states: %w", err)
 		}
 	}
-	return m.beginKeeping()
+	return nil
+}
+
+// settle chooses the back end, or moves to the other one after kube-proxy.
+func (m *Mode) settle(ctx context.Context) error {
+	if m.back == "" {
+		return m.choose(ctx)
+	}
+	to, err := m.elsewhere()
+	switch {
+	case errors.Is(err, intercept.ErrNotSupported):
+		return nil // Verify tells of it; what can be done here still is
+	case err != nil || to == nil:
+		return err
+	}
+	m.cfg.Log.Warnf("iptables: kube-proxy uses the %s back end, moving there", to.back)
+	// Nothing stands there yet, and what stands here is to be swept away.
+	m.back, m.tools, m.want, m.left = to.back, to.tools, rules.IPTables{}, nil
+	return nil
 }
 
 // names lists the chains of ours, with family and table.
@@ -142,27 +169,41 @@ func (m *Mode) beginBeating(want []rules.IPSet) error {
 		}
 	}
 	m.renew.Store(&want)
-	if len(m.stop) == 0 {
-		m.stop = append(m.stop, intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat))
+	if m.stop == nil {
+		m.rivals, m.beaten = rivals(), time.Now()
+		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
 	}
 	return nil
 }
 
-// beat takes no lock: an iptables command may hold m.mu for seconds. A set that
-// somebody has destroyed is made again: without it the keeper could not put
-// back the rules either, which refer to it.
+// beat takes no lock that is held for long: an iptables command may hold m.mu
+// for seconds.
 func (m *Mode) beat() error {
+	m.beating.Lock()
+	defer m.beating.Unlock()
 	var errs []error
 	for _, s := range *m.renew.Load() {
-		err := m.kernel.renew(s)
-		if errors.Is(err, unix.ENOENT) {
-			m.cfg.Metrics.repairs.Inc()
-			m.cfg.Log.Warnf("iptables: somebody has destroyed the ipset %s, making it again", s.Name)
-			err = m.kernel.fill(s)
+		empty, err := m.emptiedNow(s)
+		if err == nil {
+			err = m.kernel.renew(s)
+		}
+		if err == nil && empty {
+			m.emptied = s.Name
 		}
 		errs = append(errs, err)
 	}
+	m.beaten = time.Now()
 	return errors.Join(errs...)
+}
+
+// emptiedNow says whether somebody has emptied a set: it was renewed a moment
+// ago, and holds nothing.
+func (m *Mode) emptiedNow(s rules.IPSet) (bool, error) {
+	if time.Since(m.beaten) > time.Duration(s.Timeout)*time.Second/2 {
+		return false, nil // this process did not run: it may have lapsed
+	}
+	in, err := m.kernel.alive(s.Name)
+	return !in, err
 }
 
 // Close implements intercept.Mode. A second Close does nothing; Apply may
@@ -172,8 +213,8 @@ func (m *Mode) Close() error {
 	stop := m.stop
 	m.stop = nil
 	m.mu.Unlock()
-	for i := len(stop) - 1; i >= 0; i-- {
-		stop[i]() // outside the lock, which the keeper needs
+	if stop != nil {
+		stop()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -183,7 +224,7 @@ func (m *Mode) Close() error {
 	// The guard's chain is of no generation, and stays.
 	err := m.removeOwn(context.Background(), func(chain, generation string) bool { return generation == m.generation })
 	m.kernel.Close()
-	m.kernel, m.want, m.generation = sets{}, rules.IPTables{}, ""
+	m.kernel, m.want, m.left, m.generation = sets{}, rules.IPTables{}, nil, ""
 	if err != nil {
 		return fmt.Errorf("iptables: closing: %w", err)
 	}

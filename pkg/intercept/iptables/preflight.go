@@ -103,7 +103,9 @@ func (m *Mode) Preflight(ctx context.Context) intercept.Report {
 	if m.back == legacy {
 		r.Notes = append(r.Notes, "the legacy back end is in use: /run/xtables.lock must be the host's, or changes of kube-proxy and ours may undo each other")
 	}
-	r.Notes = append(r.Notes, rivals()...)
+	for _, rival := range rivals() {
+		r.Notes = append(r.Notes, rival.String())
+	}
 	return r
 }
 

@@ -2,15 +2,27 @@ package iptables
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
 )
 
-// rivals names the nat chains of nftables tables that may translate connections
+// rival is a nat chain of an nftables table that may translate connections
 // before us. At the priority of iptables the kernel asks first whoever came
 // last, and nobody is asked after the first who translates.
-func rivals() (notes []string) {
+type rival struct{ table, chain string }
+
+// String says what it may do, and what helps.
+func (r rival) String() string {
+	return fmt.Sprintf("chain %s of nftables table %s may translate connections before iptables can: use mode nft, which comes before both", r.chain, r.table)
+}
+
+// kubeProxy says whether it certainly does, with service addresses.
+func (r rival) kubeProxy() bool { return r.table == "kube-proxy" }
+
+// rivals are those that there are.
+func rivals() (all []rival) {
 	conn, err := nftables.New()
 	if err != nil {
 		return nil
@@ -26,10 +38,10 @@ func rivals() (notes []string) {
 			c.Table.Name == "nat" || strings.HasPrefix(c.Table.Name, "kasway_") {
 			continue
 		}
-		switch *c.Hooknum {
-		case *nftables.ChainHookPrerouting, *nftables.ChainHookOutput:
-			notes = append(notes, fmt.Sprintf("chain %s of nftables table %s may translate connections before iptables can: use mode nft, which comes before both", c.Name, c.Table.Name))
+		r := rival{c.Table.Name, c.Name}
+		if hook := *c.Hooknum; (hook == *nftables.ChainHookPrerouting || hook == *nftables.ChainHookOutput) && !slices.Contains(all, r) {
+			all = append(all, r)
 		}
 	}
-	return notes
+	return all
 }

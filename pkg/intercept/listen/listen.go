@@ -25,6 +25,8 @@ type Guard interface {
 	Arm(ctx context.Context, addrs []netip.AddrPort) error
 	// Beat says that this process is alive.
 	Beat() error
+	// Verify tells what of the guard is not as the last Arm left it.
+	Verify(ctx context.Context) ([]intercept.Damage, error)
 	// Close stops to keep the guard; it stays in force.
 	Close() error
 }
@@ -124,6 +126,17 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.guard.Beat, m.cfg.Log, m.cfg.Metrics)
 	}
 	return nil
+}
+
+// Verify implements intercept.Mode.
+func (m *Mode) Verify(ctx context.Context) ([]intercept.Damage, error) {
+	damage, err := m.cfg.Addresses.Verify(Wanted(m.cfg.Bind)...)
+	damage = append(damage, m.cfg.Listeners.Verify()...)
+	if err != nil || m.guard == nil {
+		return damage, err
+	}
+	guard, err := m.guard.Verify(ctx)
+	return append(damage, guard...), err
 }
 
 // Close implements intercept.Mode.

@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeGuard remembers what it was told.
 type fakeGuard struct {
+	damage []intercept.Damage
 	armed  []netip.AddrPort
 	err    error
 	beats  atomic.Int64
@@ -37,6 +38,9 @@ func (g *fakeGuard) Arm(_ context.Context, addrs []netip.AddrPort) error {
 }
 func (g *fakeGuard) Beat() error  { g.beats.Add(1); return nil }
 func (g *fakeGuard) Close() error { g.closed++; return nil }
+func (g *fakeGuard) Verify(context.Context) ([]intercept.Damage, error) {
+	return g.damage, nil
+}
 
 var (
 	bind4 = netip.MustParseAddr("169.254.77.2")

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -20,6 +21,7 @@ type ListenGuard struct {
 	mu   sync.Mutex
 	sock *socket // nil: not armed
 	plan rules.NFTTable
+	left footprint // what the last Arm has left in the kernel
 
 	// beating is as in Mode; who changes the pulse holds mu as well.
 	beating sync.Mutex
@@ -71,37 +73,46 @@ func (g *ListenGuard) arm(plan rules.NFTTable) (err error) {
 	return nil
 }
 
-func (g *ListenGuard) rebuild(plan rules.NFTTable) error {
+func (g *ListenGuard) rebuild(plan rules.NFTTable) (err error) {
 	var b batch
 	b.rebuild(plan)
-	return g.sock.commit(&b)
-}
-
-// Beat says that the agent lives. Before Arm it does nothing.
-func (g *ListenGuard) Beat() error {
-	if err := g.send(); !errors.Is(err, errPulse) {
+	if err := g.sock.commit(&b); err != nil {
 		return err
 	}
-	if !g.mu.TryLock() {
-		return nil // it is being armed anew, or closed
-	}
-	defer g.mu.Unlock()
-	if g.plan.Name == "" {
-		return nil // closed meanwhile
-	}
-	g.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
-	g.cfg.Metrics.repairs.Inc()
-	return g.rebuild(g.plan)
+	g.left, err = g.sock.leave([]rules.NFTTable{plan})
+	return err
 }
 
-// send sends a heartbeat, once armed.
-func (g *ListenGuard) send() error {
+// Beat says that the agent lives. Before Arm it does nothing. That nobody took
+// the heartbeat is no error: while the guard is missing it refuses nothing, and
+// Verify tells of it.
+func (g *ListenGuard) Beat() error {
 	g.beating.Lock()
 	defer g.beating.Unlock()
 	if g.pulse == nil {
 		return nil
 	}
-	return g.pulse.send()
+	if err := g.pulse.send(); !errors.Is(err, errPulse) {
+		return err
+	}
+	return nil
+}
+
+// Verify tells what of the guard is not as Arm left it, and changes nothing.
+func (g *ListenGuard) Verify(ctx context.Context) ([]intercept.Damage, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("nft: verifying the guard: %w", err)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.plan.Name == "" {
+		return nil, nil
+	}
+	now, err := g.sock.look([]rules.NFTTable{g.plan})
+	if err != nil {
+		return nil, fmt.Errorf("nft: verifying the guard: %w", err)
+	}
+	return flushed(g.left.tables[0].differences(g.plan.Name, now.tables[0])), nil
 }
 
 // Close leaves the guard in force; rules.AliveTimeout after the last Beat it

@@ -19,8 +19,7 @@ import (
 type Config struct {
 	// Log may be nil.
 	Log logrus.FieldLogger
-	// Metrics and Heartbeat may be nil.
-	Metrics   *Metrics
+	// Heartbeat may be nil.
 	Heartbeat *intercept.Metrics
 }
 
@@ -29,9 +28,6 @@ func (c Config) withDefaults() Config {
 		l := logrus.New()
 		l.SetOutput(io.Discard)
 		c.Log = l
-	}
-	if c.Metrics == nil {
-		c.Metrics = NewMetrics(nil)
 	}
 	return c
 }
@@ -44,6 +40,7 @@ type Mode struct {
 	mu   sync.Mutex // the heartbeat works beside the caller
 	sock *socket    // nil: not applied
 	plan []rules.NFTTable
+	left footprint // what the last Apply has left in the kernel
 	gen  string
 	stop func() // ends the heartbeat; nil: not diverting
 
@@ -104,7 +101,7 @@ func (m *Mode) install(plan []rules.NFTTable) error {
 	if err != nil {
 		return err
 	}
-	m.sock, m.plan = sock, nil
+	m.sock, m.plan, m.left = sock, nil, footprint{}
 	if err := m.rebuild(plan); err != nil {
 		m.sock = nil
 		_ = sock.close() // nothing was made over it
@@ -113,22 +110,35 @@ func (m *Mode) install(plan []rules.NFTTable) error {
 	return nil
 }
 
-// replace swaps the rules within their chains where that is enough.
+// replace swaps the rules within their chains where that is enough: where the
+// chains are those of the plan, and nobody has touched them.
 func (m *Mode) replace(plan []rules.NFTTable) error {
-	if !slices.EqualFunc(m.plan, plan, sameShape) {
+	if !slices.EqualFunc(m.plan, plan, sameShape) || len(m.left.tables) != len(plan) {
 		return m.rebuild(plan)
+	}
+	now, err := m.sock.look(m.plan)
+	if err != nil {
+		return err
 	}
 	var b batch
-	for _, t := range plan {
-		b.refill(t)
+	for i, t := range plan {
+		if len(m.left.tables[i].differences(t.Name, now.tables[i])) == 0 {
+			b.refill(t)
+		} else {
+			b.rebuild(t)
+		}
 	}
 	if err := m.sock.commit(&b); err != nil {
-		m.cfg.Log.WithError(err).Warn("nft: tables are not as they were left, making them anew")
-		m.cfg.Metrics.repairs.Inc()
-		return m.rebuild(plan)
+		return err
 	}
+	return m.installed(plan)
+}
+
+// installed notes what the kernel holds now.
+func (m *Mode) installed(plan []rules.NFTTable) (err error) {
 	m.plan = plan
-	return nil
+	m.left, err = m.sock.leave(plan)
+	return err
 }
 
 // rebuild replaces the tables themselves, and removes those that a crash on a
@@ -154,8 +164,7 @@ func (m *Mode) rebuild(plan []rules.NFTTable) error {
 	if err := m.sock.commit(&b); err != nil {
 		return err
 	}
-	m.plan = plan
-	return nil
+	return m.installed(plan)
 }
 
 // sameShape tells whether two tables differ in their rules at most.
@@ -166,31 +175,11 @@ func sameShape(a, b rules.NFTTable) bool {
 		})
 }
 
-// beat renews the set, and puts the guard back if somebody has flushed it: the
-// table of our own nobody else can touch.
+// beat renews the set. It takes no lock that an Apply holds.
 func (m *Mode) beat() error {
 	m.beating.Lock()
-	err := m.pulse.send()
-	m.beating.Unlock()
-	if err != nil {
-		return err
-	}
-	if !m.mu.TryLock() {
-		return nil // an Apply is at work, which makes the guard as well
-	}
-	defer m.mu.Unlock()
-	if len(m.plan) == 1 {
-		return nil
-	}
-	there, err := m.sock.exists(rules.NFTGuard)
-	if err != nil || there {
-		return err
-	}
-	m.cfg.Log.Warn("nft: the table of the dead-agent guard was removed by somebody, putting it back")
-	m.cfg.Metrics.repairs.Inc()
-	var mend batch
-	mend.rebuild(m.plan[1])
-	return m.sock.commit(&mend)
+	defer m.beating.Unlock()
+	return m.pulse.send()
 }
 
 // Close implements intercept.Mode. A second Close does nothing; Apply may

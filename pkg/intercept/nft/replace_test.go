@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/tests/netns"
@@ -114,41 +113,6 @@ func TestTwoGenerations(t *testing.T) {
 	}
 	w.want(w.Node, kas4, "next")
 	w.want(w.RoutedPods[0], kas4, "next")
-}
-
-// What somebody else does to all tables does not reach the one that diverts,
-// and the guard is put back with the next heartbeat.
-func TestFlushRulesetByAnother(t *testing.T) {
-	w := newWorld(t, netns.Spec{})
-	metrics := NewMetrics(nil)
-	m := New(Config{Metrics: metrics})
-	w.reapply(m, w.state(nil))
-	defer func() { _ = m.Close() }()
-	if _, err := w.Node.Run("nft", "flush", "ruleset"); err != nil {
-		t.Fatal(err)
-	}
-	w.want(w.Node, kas4, "host4")
-	if _, err := w.Node.Run("nft", "delete", "table", "inet", "kasway_t1"); err == nil {
-		t.Error("somebody else could delete the table")
-	}
-	if err := netns.Poll(bound, func() error {
-		_, err := w.Node.Run("nft", "list", "table", "inet", rules.NFTGuard)
-		return err
-	}); err != nil {
-		t.Error(err)
-	}
-	if got := testutil.ToFloat64(metrics.repairs); got != 1 {
-		t.Errorf("%v repairs", got)
-	}
-	// An Apply that meets the damage itself makes everything anew.
-	if _, err := w.Node.Run("nft", "flush", "ruleset"); err != nil {
-		t.Fatal(err)
-	}
-	w.reapply(m, w.state(nil))
-	if err := m.Close(); err != nil {
-		t.Fatal(err)
-	}
-	w.want(w.Node, kas4, "refused")
 }
 
 // A table of ours that nobody owns is a leftover, and goes with the first Apply.

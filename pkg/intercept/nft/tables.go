@@ -16,6 +16,7 @@ import (
 type table struct {
 	family byte
 	name   string
+	flags  uint32
 	owned  bool // by a socket of a living process
 }
 
@@ -46,7 +47,8 @@ func (s *socket) tables() ([]table, error) {
 			case unix.NFTA_TABLE_NAME:
 				t.name = attrs.String()
 			case unix.NFTA_TABLE_FLAGS:
-				t.owned = attrs.Uint32()&tableOwner != 0
+				t.flags = attrs.Uint32()
+				t.owned = t.flags&tableOwner != 0
 			}
 		}
 		if err := attrs.Err(); err != nil {

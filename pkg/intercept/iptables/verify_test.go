@@ -13,8 +13,33 @@ import (
 	"github.com/kasway/kasway/tests/netns"
 )
 
-// repaired is how long it may take until the keeper has seen and mended.
-const repaired = keepInterval + 3*time.Second
+// repaired is how long it may take until what others have done is seen.
+const repaired = 3 * time.Second
+
+// repair wants damage of which each of what is part to be told of, and then
+// nothing to be wrong any more.
+func (l *lab) repair(h *intercepttest.Holder, what ...string) {
+	l.t.Helper()
+	damage, err := h.Repair()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	all := fmt.Sprint(damage)
+	for _, w := range what {
+		if !strings.Contains(all, w) {
+			l.t.Errorf("told of %q, want %q in it", all, w)
+		}
+	}
+	for _, d := range damage {
+		if d.Suspects == "" {
+			l.t.Errorf("nobody is suspected of %q", d.What)
+		}
+	}
+	if damage, err = h.Verify(); err != nil || damage != nil {
+		l.t.Errorf("repaired, and told of as %v, %v", damage, err)
+	}
+	l.all("repaired", "kas")
+}
 
 // divertedWithin waits until every client is diverted at every address.
 func (l *lab) divertedWithin(within time.Duration) {
@@ -31,12 +56,31 @@ func (l *lab) divertedWithin(within time.Duration) {
 	}
 }
 
-// kube-proxy puts its jumps first when it starts, and a reload of a firewall
-// flushes everything.
-func TestKeep_RulesOfOthers(t *testing.T) {
-	for name, meddle := range map[string][]string{
-		"somebody puts a jump first": {"-I PREROUTING 1 -j KUBE-SERVICES", "-I OUTPUT 1 -j KUBE-SERVICES"},
-		"somebody flushes":           {"-F"},
+// Whatever others do to the rules and sets is told of, and the next Apply puts
+// it right.
+func TestVerify_RulesOfOthers(t *testing.T) {
+	for name, c := range map[string]struct{ meddle, want []string }{
+		"somebody puts a jump first": {
+			[]string{"tables -t nat -I PREROUTING 1 -j KUBE-SERVICES", "tables -t nat -I OUTPUT 1 -j KUBE-SERVICES"},
+			[]string{"the jump from OUTPUT to KASWAY-OUT-g1 of table nat (IPv4) stands behind the rule -j KUBE-SERVICES", "PREROUTING", "(IPv6)"}},
+		"somebody flushes nat": {
+			[]string{"tables -t nat -F"},
+			[]string{"the jump from OUTPUT to KASWAY-OUT-g1 of table nat (IPv4) is gone", "rules of chain KASWAY-PRE-g1 of table nat (IPv6) are changed"}},
+		"somebody flushes filter": {
+			[]string{"tables -F"},
+			[]string{"the jump from FORWARD to KASWAY-GUARD of table filter (IPv4) is gone", "rules of chain KASWAY-GUARD of table filter (IPv6) are changed"}},
+		"somebody deletes a jump": {
+			[]string{"tables -t nat -D OUTPUT 1"},
+			[]string{"the jump from OUTPUT to KASWAY-OUT-g1 of table nat (IPv6) is gone"}},
+		"somebody deletes a rule of ours": {
+			[]string{"tables -t nat -D KASWAY-OUT-g1 3"},
+			[]string{"rules of chain KASWAY-OUT-g1 of table nat (IPv4) are changed"}},
+		"somebody opens the guard": {
+			[]string{"tables -I KASWAY-GUARD 1 -j RETURN"},
+			[]string{"rules of chain KASWAY-GUARD of table filter (IPv6) are changed"}},
+		"somebody removes everything": {
+			[]string{"tables -F", "tables -X", "tables -t nat -F", "tables -t nat -X", "ipset destroy"},
+			[]string{"chain KASWAY-GUARD of table filter (IPv4) is gone", "ipset kasway4-g1 is gone", "ipset kasway6-g1 is gone"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,51 +88,97 @@ func TestKeep_RulesOfOthers(t *testing.T) {
 			l.kubeProxy(netns.IptablesNFT)
 			h := l.agent()
 			l.apply(h, "g1", rules.Refuse)
-			for _, m := range meddle {
-				l.node("iptables-nft -t nat " + m)
-				l.node("ip6tables-nft -t nat " + m)
+			if damage, err := h.Verify(); err != nil || damage != nil {
+				t.Errorf("untouched, and told of as %v, %v", damage, err)
 			}
-			l.divertedWithin(repaired)
+			for _, m := range c.meddle {
+				if rest, ok := strings.CutPrefix(m, "tables"); ok {
+					// What refers to each other goes at once or not at all; kube-proxy's
+					// own chains are as good as ours to meddle with.
+					_, _ = l.Node.Run("sh", "-c", "iptables-nft"+rest)
+					_, _ = l.Node.Run("sh", "-c", "ip6tables-nft"+rest)
+				} else {
+					l.node(m)
+				}
+			}
+			l.repair(h, c.want...)
 		})
 	}
 }
 
-// A reset of a whole firewall also destroys the sets, which it can once no rule
-// refers to them.
-func TestKeep_SetsOfOthers(t *testing.T) {
+// The heartbeat fills an emptied set again before anybody looks, and yet it is
+// told of.
+func TestVerify_EmptiedSet(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
 	h := l.agent()
 	l.apply(h, "g1", rules.Refuse)
-	for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
-		for _, table := range []string{"filter", "nat"} {
-			l.node(tool + " -t " + table + " -F")
-			l.node(tool + " -t " + table + " -X")
+	l.node("ipset flush kasway6-g1")
+	l.eventually(repaired, func() error {
+		damage, err := h.Verify()
+		if err == nil && (len(damage) != 1 || damage[0].What != "ipset kasway6-g1 was emptied") {
+			err = fmt.Errorf("told of %v", damage)
 		}
+		return err
+	})
+	l.all("filled again", "kas")
+}
+
+// A frozen agent's sets lapse by themselves, which is nobody's doing.
+func TestVerify_LapsedSet(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	h := l.agent()
+	l.apply(h, "g1", rules.Refuse)
+	if err := h.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
 	}
-	l.node("ipset destroy")
+	l.eventually(patience, func() error {
+		if out := l.node("ipset save"); strings.Contains(out, "add ") {
+			return fmt.Errorf("still filled:\n%s", out)
+		}
+		return nil
+	})
+	if err := h.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
 	l.divertedWithin(repaired)
+	if damage, err := h.Verify(); err != nil || damage != nil {
+		t.Errorf("lapsed, and told of as %v, %v", damage, err)
+	}
 }
 
 // Where the node's programs start together, nobody has rules yet when the back
 // end is chosen; then kube-proxy uses the other one, whose nat hook comes first.
-func TestKeep_FollowsKubeProxy(t *testing.T) {
+func TestVerify_FollowsKubeProxy(t *testing.T) {
 	l := newLab(t)
 	h := l.agent()
 	l.apply(h, "g1", rules.Refuse)
 	l.all("before kube-proxy", "kas")
 	l.kubeProxy(netns.IptablesLegacy)
-	l.divertedWithin(repaired)
-	l.eventually(repaired, func() error {
-		if out := l.node("iptables-nft-save") + l.node("ip6tables-nft-save"); strings.Contains(out, rules.IPTablesPrefix) {
-			return fmt.Errorf("rules of ours are still in the nft tables:\n%s", out)
-		}
-		return nil
-	})
+	l.repair(h, "kube-proxy uses the legacy back end")
+	if out := l.node("iptables-nft-save") + l.node("ip6tables-nft-save"); strings.Contains(out, rules.IPTablesPrefix) {
+		t.Errorf("rules of ours are still in the nft tables:\n%s", out)
+	}
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
 	l.all("after Close", "refused")
+}
+
+// A kube-proxy of mode nftables that starts after us comes before us, for good:
+// it is named for as long as it does.
+func TestVerify_NamesKubeProxyOfNftables(t *testing.T) {
+	l := newLab(t)
+	h := l.agent()
+	l.apply(h, "g1", rules.Refuse)
+	l.kubeProxy(netns.NFTables)
+	for range 2 {
+		damage, err := h.Repair()
+		if err != nil || !strings.Contains(fmt.Sprint(damage), "nftables table kube-proxy may translate") {
+			t.Errorf("told of %v, %v", damage, err)
+		}
+	}
 }
 
 // Two generations live beside each other while one takes over; who has died is
@@ -105,7 +195,12 @@ func TestGenerations(t *testing.T) {
 			s := l.apply(fresh, "new", rules.Refuse)
 			l.all("both alive", "kas")
 			// The old one looks after its own rules, and must not fight.
-			for until := time.Now().Add(keepInterval + time.Second); time.Now().Before(until); {
+			for range 3 {
+				for _, h := range []*intercepttest.Holder{old, fresh} {
+					if damage, err := h.Repair(); err != nil || damage != nil {
+						t.Errorf("side by side, and told of as %v, %v", damage, err)
+					}
+				}
 				if !l.first(s) {
 					t.Fatal("connections go to the old agent")
 				}
@@ -114,7 +209,10 @@ func TestGenerations(t *testing.T) {
 				t.Fatal(err)
 			}
 			l.all("the old one is "+name, "kas")
-			l.eventually(repaired+keepInterval, func() error {
+			l.eventually(repaired, func() error {
+				if _, err := fresh.Repair(); err != nil {
+					return err
+				}
 				if all := l.node("iptables-nft-save") + l.node("ip6tables-nft-save") + l.node("ipset save"); strings.Contains(all, "-old") {
 					return fmt.Errorf("left of the old one:\n%s", all)
 				}

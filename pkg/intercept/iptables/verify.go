@@ -1,0 +1,240 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// Who is known to do what to the rules and sets of others.
+const (
+	suspectFlush = "`iptables -F` or an iptables-restore without --noflush; a reload of firewalld or ufw; `nft flush ruleset`; `netfilter-persistent reload`"
+	suspectFirst = "kube-proxy and Docker, which put their jumps first when they start; Tailscale, which keeps its own first; firewalld"
+	suspectSets  = "`ipset flush` or `ipset destroy`, as a firewall's restart runs it"
+	suspectKube  = "kube-proxy, started after the agent or with another --proxy-mode"
+)
+
+// Verify implements intercept.Mode. It asks for chains by name, which takes as
+// long on a node with very many rules of others as on any.
+func (m *Mode) Verify(ctx context.Context) ([]intercept.Damage, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("iptables: verifying: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stop == nil {
+		return nil, nil
+	}
+	damage, err := m.verify()
+	if err != nil {
+		return nil, fmt.Errorf("iptables: verifying: %w", err)
+	}
+	return damage, nil
+}
+
+func (m *Mode) verify() ([]intercept.Damage, error) {
+	moved, err := m.elsewhere()
+	if err != nil {
+		return nil, err
+	}
+	if moved != nil {
+		return []intercept.Damage{{
+			What:     fmt.Sprintf("kube-proxy uses the %s back end of iptables, and our rules are in the other", moved.back),
+			Suspects: suspectKube,
+		}}, nil
+	}
+	damage, err := m.verifySets()
+	if err != nil {
+		return nil, err
+	}
+	living, err := m.living()
+	if err != nil {
+		return nil, err
+	}
+	if len(m.left) != len(m.want.Families) {
+		return append(damage, intercept.Damage{What: "the last change of the rules was not completed"}), nil
+	}
+	for i, f := range m.want.Families {
+		now, err := m.tools.of(f.V6).look(f)
+		if err != nil {
+			return nil, err
+		}
+		damage = append(damage, m.left[i].differences(f, now, len(living) > 0)...)
+	}
+	for _, r := range rivals() {
+		if r.kubeProxy() && !slices.Contains(m.rivals, r) {
+			damage = append(damage, intercept.Damage{What: r.String(), Suspects: suspectKube})
+		}
+	}
+	return damage, nil
+}
+
+// verifySets also tells of what a heartbeat has mended, and of sets that an
+// agent which has died has left: both are for Apply to clear up.
+func (m *Mode) verifySets() (damage []intercept.Damage, err error) {
+	there, err := m.kernel.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range m.want.Sets {
+		if !slices.Contains(there, s.Name) {
+			damage = append(damage, intercept.Damage{What: "ipset " + s.Name + " is gone", Suspects: suspectSets})
+		}
+	}
+	if damage == nil {
+		if err := m.beat(); err != nil {
+			return nil, err
+		}
+	}
+	if name := m.takeEmptied(); name != "" && damage == nil {
+		damage = append(damage, intercept.Damage{What: "ipset " + name + " was emptied", Suspects: suspectSets})
+	}
+	dead, err := m.deadSets()
+	for _, name := range dead {
+		damage = append(damage, intercept.Damage{What: "ipset " + name + " is left", Suspects: "an agent that has died"})
+	}
+	return damage, err
+}
+
+func (m *Mode) takeEmptied() (name string) {
+	m.beating.Lock()
+	defer m.beating.Unlock()
+	name, m.emptied = m.emptied, ""
+	return name
+}
+
+// deadSets are those of other generations that nobody renews.
+func (m *Mode) deadSets() (dead []string, err error) {
+	names, err := m.kernel.names()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if setGeneration(name) == m.generation {
+			continue
+		}
+		alive, err := m.kernel.alive(name)
+		if err != nil {
+			return nil, err
+		}
+		if !alive {
+			dead = append(dead, name)
+		}
+	}
+	return dead, nil
+}
+
+// standing is what one family's tables hold: the rules of the built-in chains
+// that our jumps stand in, and of our own chains, by table and chain.
+type standing map[place][]rules.IPRule
+
+type place struct{ table, chain string }
+
+// look reads what the family's State concerns. A chain that is not there has no
+// entry.
+func (t *tool) look(f rules.IPTablesFamily) (standing, error) {
+	s := standing{}
+	for _, table := range f.Tables {
+		for _, at := range hooks[table.Name] {
+			if !slices.ContainsFunc(table.Jumps, func(j rules.IPRule) bool { return j.Chain == at }) {
+				continue
+			}
+			if err := t.read(s, place{table.Name, at}); err != nil {
+				return nil, err
+			}
+		}
+		for _, c := range table.Chains {
+			if err := t.read(s, place{table.Name, c.Name}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return s, nil
+}
+
+// read is List, to which a chain that is missing is no error.
+func (t *tool) read(s standing, at place) error {
+	list, err := t.hook(at.table, at.chain)
+	var missing *iptables.Error
+	switch {
+	case errors.As(err, &missing) && missing.ExitStatus() == 1:
+		return nil
+	case err != nil:
+		return err
+	}
+	s[at] = list
+	return nil
+}
+
+// errMeddled is met if somebody changes our chains while they are made.
+var errMeddled = errors.New("somebody has changed chains of ours while they were made")
+
+// leave looks at what was just installed: all of it, or somebody was quicker.
+func (t tools) leave(want rules.IPTables) (left []standing, err error) {
+	for _, f := range want.Families {
+		s, err := t.of(f.V6).look(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, table := range f.Tables {
+			for _, c := range table.Chains {
+				if len(s[place{table.Name, c.Name}]) != len(c.Rules) {
+					return nil, fmt.Errorf("chain %s of table %s: %w", c.Name, table.Name, errMeddled)
+				}
+			}
+		}
+		left = append(left, s)
+	}
+	return left, nil
+}
+
+// differences says what of the family is not as it was left. Beside another
+// agent that lives the guard may be that one's.
+func (s standing) differences(f rules.IPTablesFamily, now standing, beside bool) (damage []intercept.Damage) {
+	family := "IPv4"
+	if f.V6 {
+		family = "IPv6"
+	}
+	for _, table := range f.Tables {
+		in := " of table " + table.Name + " (" + family + ")"
+		for _, j := range table.Jumps {
+			if what, who := wrong(now[place{table.Name, j.Chain}], j); what != "" {
+				damage = append(damage, intercept.Damage{What: "the jump from " + j.Chain + " to " + j.Target() + in + what, Suspects: who})
+			}
+		}
+		for _, c := range table.Chains {
+			at := place{table.Name, c.Name}
+			is, there := now[at]
+			switch {
+			case !there:
+				damage = append(damage, intercept.Damage{What: "chain " + c.Name + in + " is gone", Suspects: suspectFlush})
+			case beside && c.Name == rules.IPTablesGuard && len(is) > 0:
+			case !slices.EqualFunc(s[at], is, func(a, b rules.IPRule) bool { return slices.Equal(a.Args, b.Args) }):
+				damage = append(damage, intercept.Damage{What: "rules of chain " + c.Name + in + " are changed", Suspects: suspectFlush})
+			}
+		}
+	}
+	return damage
+}
+
+// wrong says what is wrong with jump j among the rules of its chain: it is not
+// there, or not before everybody else's. Those of another generation of ours
+// may be in front.
+func wrong(list []rules.IPRule, j rules.IPRule) (what, who string) {
+	at := slices.IndexFunc(list, func(r rules.IPRule) bool { return r.Target() == j.Target() })
+	if at < 0 {
+		return " is gone", suspectFlush
+	}
+	first := slices.IndexFunc(list, func(r rules.IPRule) bool { return !ours(r.Target()) })
+	if first < 0 || at < first {
+		return "", ""
+	}
+	return " stands behind the rule " + strings.Join(list[first].Args, " "), suspectFirst
+}
