@@ -97,7 +97,7 @@ func up(t *testing.T, c bed.Config) *bed.Bed {
 		if t.Failed() {
 			logs := []string{bed.Server, "kube-apiserver"}
 			for _, n := range b.Nodes {
-				for _, p := range []string{bed.Agent, "init", "containerd", "kubelet", "kube-proxy"} {
+				for _, p := range []string{bed.Agent, "boot", "start", "containerd", "kubelet", "kube-proxy"} {
 					logs = append(logs, n.Process(p))
 				}
 			}

@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// Node is one node of a bed. It has a network namespace, a mount namespace in
-// which the machine's own folders are hidden behind empty ones, and control
-// groups named as systemd names them, all below one group.
+// Node is one node of a bed. It has namespaces of its own (network, mounts in
+// which the machine's folders are hidden behind empty ones, processes, host
+// name), and control groups named as systemd names them, all below one group.
 type Node struct {
 	Name string // in the cluster
 	bed  *Bed
+	init int // the node's first process, once it has booted
 	address
 }
 
@@ -50,10 +51,11 @@ const (
 	unitTests = "system.slice/tests.service"
 )
 
-// boot is the process that keeps a node's mounts.
+// boot is the process that keeps a node: it starts the node's first one, and
+// takes that along when it ends.
 const boot = "boot"
 
-// bootNodes makes what the processes of each node find: groups and mounts.
+// bootNodes makes what the processes of each node find: groups and namespaces.
 func (b *Bed) bootNodes(ctx context.Context) error {
 	for _, n := range b.Nodes {
 		if err := n.boot(ctx); err != nil {
@@ -75,15 +77,20 @@ func (n *Node) boot(ctx context.Context) error {
 	if err := n.install("node-boot.sh", "boot.sh"); err != nil {
 		return err
 	}
-	if err := n.bed.start(n.named(boot), place{netns: n.netns(), cgroup: n.unit(unitInit)}, n.env(),
-		"unshare", "--mount", "--uts", "--propagation", "private", "bash", n.Path("boot.sh")); err != nil {
+	err := n.bed.start(n.named(boot), place{netns: n.netns(), cgroup: n.unit(unitInit)}, n.env(),
+		"unshare", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--propagation", "private",
+		"bash", n.Path("boot.sh"))
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	return poll(ctx, 5*time.Millisecond, func() error {
-		_, err := os.Stat(n.Path("booted"))
-		return errors.Join(err, n.bed.Running(n.named(boot)))
+		if _, err := os.Stat(n.Path("booted")); err != nil {
+			return errors.Join(err, n.bed.Running(n.named(boot)))
+		}
+		n.init, err = child(n.bed.ours[n.named(boot)].pid)
+		return err
 	})
 }
 
@@ -95,13 +102,9 @@ func (n *Node) env() []string {
 	}
 }
 
-// place is where a unit of the node runs. The node was booted.
+// place is where a unit of the node runs. The node has booted.
 func (n *Node) place(unit string) place {
-	p := place{netns: n.netns(), cgroup: n.unit(unit)}
-	if booted, ok := n.bed.ours[n.named(boot)]; ok {
-		p.like = booted.pid
-	}
-	return p
+	return place{netns: n.netns(), cgroup: n.unit(unit), like: n.init}
 }
 
 // StartNode starts containerd, the kubelet and kube-proxy on every node, and
@@ -123,7 +126,7 @@ func (b *Bed) StartNode(ctx context.Context) error {
 func (n *Node) startKubernetes() error {
 	for name, to := range map[string]string{
 		"kubelet.yaml": "kubelet.yaml", "kube-proxy.yaml": "kube-proxy.yaml", "containerd.toml": "containerd.toml",
-		"cni.conflist": "cni/10-bridge.conflist", "node-init.sh": "init.sh",
+		"cni.conflist": "cni/10-bridge.conflist", "node-start.sh": "start.sh",
 	} {
 		if err := n.install(name, to); err != nil {
 			return err
@@ -138,10 +141,7 @@ func (n *Node) startKubernetes() error {
 			" --kubeconfig=/var/lib/kubelet/kubeconfig --cert-dir=/var/lib/kubelet/pki"
 	}
 	env := append(n.env(), "NODE_IP="+strings.Join(n.bed.families(n.v4, n.v6), ","), "KUBECONFIG_FLAGS="+flags)
-	// If this process is killed, --kill-child ends the node's init and all below it.
-	return n.bed.start(n.named("init"), n.place(unitInit), env,
-		"unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL", "--propagation", "private",
-		"bash", n.Path("init.sh"))
+	return n.bed.start(n.named("start"), n.place(unitInit), env, "bash", n.Path("start.sh"))
 }
 
 // Run runs a host process of the node to its end: in its namespaces, and in a

@@ -24,8 +24,8 @@ type process struct {
 }
 
 // place is where a process runs: a network namespace of the bed, a control group
-// of cgroup 2 ("": the caller's), and the process whose mounts and host name it
-// sees (0: the caller's).
+// of cgroup 2 ("": the caller's), and the process whose mounts, processes and host
+// name it sees (0: the caller's).
 type place struct {
 	netns, cgroup string
 	like          int
@@ -37,7 +37,7 @@ type place struct {
 func (p place) argv(argv []string) []string {
 	enter := []string{"nsenter", "--net=/run/netns/" + p.netns}
 	if p.like != 0 {
-		enter = append(enter, fmt.Sprintf("--mount=/proc/%d/ns/mnt", p.like), fmt.Sprintf("--uts=/proc/%d/ns/uts", p.like))
+		enter = append(enter, fmt.Sprintf("--target=%d", p.like), "--mount", "--uts", "--pid")
 	}
 	return append(append(enter, "--"), argv...)
 }
@@ -84,13 +84,34 @@ func (b *Bed) start(name string, where place, env []string, argv ...string) erro
 		return fmt.Errorf("starting %s: %w", name, err)
 	}
 	p := &process{pid: cmd.Process.Pid, done: make(chan struct{})}
-	_, p.start = procStat(p.pid) // it is not reaped yet, so this is its own
-	b.ours[name] = p
 	go func() {
 		_ = cmd.Wait() // how it ended is in its log
 		close(p.done)
 	}()
+	// Who enters another pid namespace is a child of what was started, which ends
+	// with it.
+	for where.like != 0 && p.pid == cmd.Process.Pid {
+		select {
+		case <-p.done:
+			return fmt.Errorf("starting %s: %s", name, b.Tail(name, 5))
+		case <-time.After(time.Millisecond):
+		}
+		if pid, err := child(cmd.Process.Pid); err == nil {
+			p.pid = pid
+		}
+	}
+	_, p.start = procStat(p.pid)
+	b.ours[name] = p
 	return os.WriteFile(b.Path("pid", name), fmt.Appendf(nil, "%d %s\n", p.pid, p.start), 0o644)
+}
+
+// child is the one child of a process.
+func child(pid int) (only int, err error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err == nil {
+		_, err = fmt.Sscan(string(text), &only)
+	}
+	return only, err
 }
 
 // Running says why the process of that name does not run, or nil.
@@ -196,9 +217,8 @@ func (p *process) signal(sig unix.Signal) error {
 	return nil
 }
 
-// stopAll ends the processes of the bed in dir. Kasway's own are asked first, so
-// that they take the way out that they have; a node's init takes every container
-// along. Nothing else has anything to lose.
+// stopAll ends the processes of the bed in dir; a node's first one takes all that
+// is in the node along. Nothing has anything to lose.
 func stopAll(dir string) error {
 	names, err := os.ReadDir(filepath.Join(dir, "pid"))
 	if err != nil {
@@ -212,12 +232,8 @@ func stopAll(dir string) error {
 		if err == nil {
 			_, err = fmt.Sscan(string(text), &p.pid, &p.start)
 		}
-		sig := unix.SIGKILL
-		if strings.HasPrefix(n.Name(), Agent) || n.Name() == Server {
-			sig = unix.SIGTERM
-		}
 		if err == nil {
-			left[n.Name()], err = p, p.signal(sig)
+			left[n.Name()], err = p, p.signal(unix.SIGKILL)
 		}
 		errs = append(errs, err)
 	}

@@ -1,22 +1,8 @@
 #!/bin/bash
-# node-init.sh: the first process in a pid namespace of a node's own: when it
-# ends, every container ends. The bed hands it N, the node's folder, L, that of
-# the logs, GROUP, the node's control group, PKI, HYPERKUBE, NAME, NODE_IP and
-# KUBECONFIG_FLAGS.
+# node-start.sh: starts containerd, the kubelet and kube-proxy on a node that has
+# booted. The bed hands it N, the node's folder, L, that of the logs, GROUP, the
+# node's control group, PKI, HYPERKUBE, NAME, NODE_IP and KUBECONFIG_FLAGS.
 set -eu
-# As systemd has it; pods are shown what is mounted later, too.
-mount --make-rshared /
-# The kubelet sets these for the whole machine: it is shown files of its own that
-# hold its values already.
-while read -r file value; do
-	echo "$value" >"$N/sys/${file##*/}"
-	mount --bind "$N/sys/${file##*/}" "/proc/sys/$file"
-done <<-SYSCTLS
-	vm/overcommit_memory 1
-	vm/panic_on_oom 0
-	kernel/panic 10
-	kernel/panic_on_oops 1
-SYSCTLS
 
 # service NAME COMMAND...: in a control group as systemd would give it.
 service() {
@@ -37,5 +23,4 @@ for image in "$N"/images/*.tar; do ctr -n k8s.io images import --snapshotter ove
 service kubelet "$HYPERKUBE" kubelet --config="$N/kubelet.yaml" $KUBECONFIG_FLAGS --hostname-override="$NAME" \
 	--node-ip="$NODE_IP" --root-dir=/var/lib/kubelet --v=2
 service kube-proxy "$HYPERKUBE" kube-proxy --config="$N/kube-proxy.yaml" --v=2
-# wait reaps what containers leave behind, too; kubelet and kube-proxy stay.
 wait
