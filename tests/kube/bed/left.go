@@ -8,7 +8,8 @@ import (
 )
 
 // Left lists what a bed has left on the machine: folders, namespaces, control
-// groups, mounts, and processes of its binaries. After Down it is empty.
+// groups, mounts, processes of its binaries, and programs in the kernel. After
+// Down it is empty.
 func Left(bin Binaries) []string {
 	var left []string
 	paths := []string{Dir()}
@@ -39,5 +40,5 @@ func Left(bin Binaries) []string {
 			left = append(left, "process "+filepath.Dir(e)+" "+exe)
 		}
 	}
-	return left
+	return append(left, leftPrograms()...)
 }
