@@ -27,9 +27,11 @@ func TestGuardClients(t *testing.T) {
 		{Prefixes: prefixes(t, "10.1.0.0/16"), Targets: []string{"kas"}},
 		{Allow: true, UIDs: []uint32{0}, Targets: []string{"kas"}},
 		{UIDs: []uint32{1000}},
+		{Units: []string{"cron.service", "ssh.service"}, Targets: []string{"kas"}},
+		{UIDs: []uint32{7}, Units: []string{"kubelet.service"}, Targets: []string{"metrics"}},
 		{Targets: []string{"closed"}},
 	}
-	root := dial.Target{Name: "kas", Client: netip.MustParseAddrPort("127.0.0.1:1"), UIDKnown: true}
+	root := dial.Target{Name: "kas", Client: netip.MustParseAddrPort("127.0.0.1:1"), UIDKnown: true, UnitKnown: true}
 	with := func(f func(*dial.Target)) dial.Target { t := root; f(&t); return t }
 	pod := func(client, target string) dial.Target {
 		return dial.Target{Name: target, Client: netip.MustParseAddrPort(client), Pod: true}
@@ -50,10 +52,22 @@ func TestGuardClients(t *testing.T) {
 			p.UID, p.UIDKnown = 1000, true
 			return p
 		}(), ""},
+		{"unit rules are not about pods", func() dial.Target {
+			p := pod("10.2.0.6:9", "kas")
+			p.Unit, p.UnitKnown = "cron.service", true
+			return p
+		}(), ""},
 		{"root allowed", root, ""},
 		{"uid denied", with(func(t *dial.Target) { t.UID = 1000 }), ReasonRule},
 		{"uid without a rule", with(func(t *dial.Target) { t.UID = 1001 }), ""},
 		{"uid unknown", with(func(t *dial.Target) { t.UIDKnown = false }), ReasonUIDUnknown},
+		{"unit denied", with(func(t *dial.Target) { t.UID, t.Unit = 1, "ssh.service" }), ReasonRule},
+		{"unit without a rule", with(func(t *dial.Target) { t.UID, t.Unit = 1, "sshd.service" }), ""},
+		{"in no unit", with(func(t *dial.Target) { t.UID = 1 }), ""},
+		{"unit unknown", with(func(t *dial.Target) { t.UID, t.UnitKnown = 1, false }), ReasonUnitUnknown},
+		{"unit unknown, of a pod", pod("10.2.0.6:9", "metrics"), ""},
+		{"either uid", with(func(t *dial.Target) { t.Name, t.UID, t.UnitKnown = "metrics", 7, false }), ReasonRule},
+		{"or unit", with(func(t *dial.Target) { t.Name, t.UID, t.Unit = "metrics", 1, "kubelet.service" }), ReasonRule},
 		{"client unknown", with(func(t *dial.Target) { t.Client = netip.AddrPort{} }), ReasonClientUnknown},
 		{"rule about everybody", pod("10.9.9.9:9", "closed"), ReasonRule},
 	} {

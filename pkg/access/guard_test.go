@@ -113,6 +113,7 @@ func TestAuditLineOfHostileText(t *testing.T) {
 	zone := netip.AddrPortFrom(netip.MustParseAddr("fe80::1").WithZone("é\n\x1b[2J"), 1)
 	_, err := guard(With(t.Context(), Identity{Name: "n"}), dial.Target{
 		ID: "\x00\xff", Name: strings.Repeat("x\n", 10000), Workload: "é\n\x01", Client: zone, Original: zone,
+		PID: 42, Command: "\x1b]0;é\n",
 	})
 	if strings.ContainsAny(err.Error(), "\n\x1b") || len(err.Error()) > 2000 {
 		t.Errorf("error text %q", err)
@@ -120,11 +121,12 @@ func TestAuditLineOfHostileText(t *testing.T) {
 	if lines := strings.Count(out.String(), "\n"); lines != 1 || len(out.String()) > 4000 {
 		t.Errorf("%d lines, %d bytes", lines, out.Len())
 	}
-	var line map[string]string
+	var line map[string]any
 	if err := json.Unmarshal([]byte(out.String()), &line); err != nil {
 		t.Fatal(err)
 	}
-	if line["workload"] != `é\n\x01` || strings.ContainsAny(line["client"]+line["original"]+line["conn"], "\n\x1b\x00") {
+	if line["workload"] != `é\n\x01` || line["command"] != `\x1b]0;é\n` || line["pid"] != 42.0 ||
+		strings.ContainsAny(fmt.Sprint(line["client"], line["original"], line["conn"]), "\n\x1b\x00") {
 		t.Errorf("line %v", line)
 	}
 }

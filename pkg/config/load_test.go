@@ -116,6 +116,7 @@ guard:
   rules:
   - {action: allow, clients: [10.244.3.7, "fd00::/64", 0.0.0.0/0, "::/0"]}
   - {action: deny, uids: [0, 4294967294], targets: [others, kas]}
+  - {action: deny, units: [kubelet.service, 'getty@tty1.service', 'a\x2db.scope']}
 links: {servers: ["a.example:1", "[FD00::5]:2", 10.0.0.9:3], serverName: kasway.example}
 identity: {certificate: a.crt, key: a.key, ca: ca.crt, name: node-1}
 observe: {address: "", adminSocket: "", log: {level: debug, format: json}}
@@ -137,6 +138,7 @@ observe: {address: "", adminSocket: "", log: {level: debug, format: json}}
 		Guard: Guard{Rules: []GuardRule{
 			{Allow: true, Prefixes: []string{"10.244.3.7/32", "fd00::/64", "0.0.0.0/0", "::/0"}},
 			{UIDs: []uint32{0, 4294967294}, Targets: []string{"10.0.0.1:443", "[fd00::2]:443", "kas"}},
+			{Units: []string{"kubelet.service", "getty@tty1.service", `a\x2db.scope`}},
 		}},
 		Links:    Links{Servers: []string{"a.example:1", "[fd00::5]:2", "10.0.0.9:3"}, ServerName: "kasway.example"},
 		Identity: Identity{Certificate: "a.crt", Key: "a.key", CA: "ca.crt", Name: "node-1"},

@@ -92,7 +92,9 @@ func (f *Forwarder) Handle(ctx context.Context, t Taken) {
 		far.Abort(cause)
 	})
 	r := dial.Pipe(client, far)
-	stop()
+	if !stop() && r.Err != nil {
+		r.Err = stopCause(ctx) // what Pipe met is only how it showed
+	}
 	f.cfg.Metrics.bytes.WithLabelValues("to_target").Add(float64(r.FromA))
 	f.cfg.Metrics.bytes.WithLabelValues("to_client").Add(float64(r.FromB))
 	log = log.WithFields(logrus.Fields{"sent": r.FromA, "received": r.FromB, "lasted": time.Since(start).Round(time.Millisecond)})
