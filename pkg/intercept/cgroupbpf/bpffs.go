@@ -52,7 +52,7 @@ func (s system) findBPFFS(dir string, mayMount bool) (BPFFS, error) {
 	}
 	m, mounted := covering(own, dir)
 	b := BPFFS{Point: m.Point, Ours: m.Source == bpffsSource}
-	if mounted = mounted && m.Type == "bpf"; !mounted {
+	if !mounted || m.Type != "bpf" {
 		b = BPFFS{Point: BPFFSPoint, Missing: true}
 		if dir != BPFFSPoint {
 			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s", dir)
@@ -61,20 +61,30 @@ func (s system) findBPFFS(dir string, mayMount bool) (BPFFS, error) {
 			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s, so nothing can be pinned and the programs would end with the agent", dir)
 		}
 	}
-	same, err := s.hostMounts()
+	return s.outlives(b, m)
+}
+
+// outlives finds out whether what is pinned to b, the mount m, stays when this
+// process's mount namespace ends.
+func (s system) outlives(b BPFFS, m Mount) (BPFFS, error) {
+	sits, err := s.seat()
 	var init []Mount
-	if err == nil && !same {
+	if err == nil && sits != withInit {
 		init, err = s.mounts(initMounts)
 	}
 	switch {
 	case err != nil:
 		b.Note = fmt.Sprintf("whether the bpffs outlives this container cannot be told: %v", err)
-	case same: // on the host, or process 1 is a container's own
-	case !mounted:
-		return b, unmetf(remedyPrivateBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container", dir)
-	case !slices.ContainsFunc(init, func(i Mount) bool { return i.Type == "bpf" && i.Device == m.Device }):
+	case sits == withInit:
+	case b.Missing:
+		return b, unmetf(remedyPrivateBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container", b.Point)
+	case slices.ContainsFunc(init, func(i Mount) bool { return i.Type == "bpf" && i.Device == m.Device }):
+	case sits == contained:
 		return b, unmetf(remedyPrivateBPFFS, "the bpffs at %s is this container's own and ends with it: the programs of a dead agent would be gone, "+
 			"and its successor could not take them over", m.Point)
+	default:
+		b.Note = fmt.Sprintf("the bpffs at %s is in this mount namespace alone: if that ends with the agent, so do its programs, "+
+			"and nothing guards a dead agent's node", m.Point)
 	}
 	return b, nil
 }

@@ -22,17 +22,30 @@ type system struct {
 	open func(name string) (io.ReadCloser, error)
 	// look looks at a directory.
 	look func(path string) (directory, error)
-	// hostMounts says whether this process is in the mount namespace of process
-	// 1; an error: that cannot be told.
-	hostMounts func() (bool, error)
+	// seat says where this process is, against process 1; an error: that cannot
+	// be told.
+	seat func() (seat, error)
 }
+
+// seat is how much of the file system a process shares with process 1.
+type seat int
+
+const (
+	// withInit: the mount namespace. Where process 1 is a container's own, that
+	// says nothing.
+	withInit seat = iota
+	// apart: the root, in a mount namespace of its own.
+	apart
+	// contained: nothing, as in a container.
+	contained
+)
 
 // here is this machine.
 func here() system {
 	return system{
-		open:       func(name string) (io.ReadCloser, error) { return os.Open(name) },
-		look:       look,
-		hostMounts: func() (bool, error) { return sameNamespace("mnt") },
+		open: func(name string) (io.ReadCloser, error) { return os.Open(name) },
+		look: look,
+		seat: takeSeat,
 	}
 }
 
@@ -89,4 +102,22 @@ func sameNamespace(kind string) (bool, error) {
 		return false, fmt.Errorf("%s namespace of process 1: %w", kind, err)
 	}
 	return own == init, nil
+}
+
+func takeSeat() (seat, error) {
+	same, err := sameNamespace("mnt")
+	if err != nil || same {
+		return withInit, err
+	}
+	var own, init unix.Stat_t
+	if err := unix.Stat("/", &own); err != nil {
+		return contained, &os.PathError{Op: "stat", Path: "/", Err: err}
+	}
+	if err := unix.Stat(initRoot+"/", &init); err != nil {
+		return contained, &os.PathError{Op: "stat", Path: initRoot + "/", Err: err}
+	}
+	if own.Dev == init.Dev && own.Ino == init.Ino {
+		return apart, nil
+	}
+	return contained, nil
 }

@@ -24,6 +24,7 @@ var (
 type machine struct {
 	own, init string // init "": process 1 is in the same mount namespace
 	initErr   error
+	seat      seat
 	dirs      map[string]directory
 }
 
@@ -45,7 +46,7 @@ func (m machine) system() system {
 			}
 			return directory{}, &fs.PathError{Op: "statfs", Path: path, Err: fs.ErrNotExist}
 		},
-		hostMounts: func() (bool, error) { return m.init == "", m.initErr },
+		seat: func() (seat, error) { return m.seat, m.initErr },
 	}
 }
 
@@ -337,11 +338,12 @@ func TestFindBPFFS(t *testing.T) {
 		"a folder of another one":    {machine: machine{own: sys + moved}, dir: "/host/bpf/pins", want: BPFFS{Point: "/host/bpf"}},
 		"a folder of none":           {machine: machine{own: sys}, dir: "/tmp/pins", may: true, fails: []string{"no bpffs is mounted at /tmp/pins"}},
 		"a similar name":             {machine: machine{own: sys + moved}, dir: "/host/bpf2", may: true, fails: []string{"no bpffs is mounted at /host/bpf2"}},
-		"the node's, in a container": {machine: machine{own: sys + nodes, init: sys + nodes}, want: BPFFS{Point: BPFFSPoint}},
-		"the node's, elsewhere":      {machine: machine{own: sys + others, init: sys + moved}, want: BPFFS{Point: BPFFSPoint}},
-		"a container's own":          {machine: machine{own: sys + others, init: sys + nodes}, may: true, fails: []string{"ends with it", "hostPath /sys/fs/bpf", "Bidirectional"}},
-		"the node has none at all":   {machine: machine{own: sys + others, init: sys}, may: true, fails: []string{"ends with it"}},
-		"would be a container's own": {machine: machine{own: sys, init: sys + nodes}, may: true, fails: []string{"would end with its container", "Bidirectional"}},
+		"the node's, in a container": {machine: machine{own: sys + nodes, init: sys + nodes, seat: contained}, want: BPFFS{Point: BPFFSPoint}},
+		"the node's, elsewhere":      {machine: machine{own: sys + others, init: sys + moved, seat: contained}, want: BPFFS{Point: BPFFSPoint}},
+		"a container's own":          {machine: machine{own: sys + others, init: sys + nodes, seat: contained}, may: true, fails: []string{"ends with it", "hostPath /sys/fs/bpf", "Bidirectional"}},
+		"the node has none at all":   {machine: machine{own: sys + others, init: sys, seat: contained}, may: true, fails: []string{"ends with it"}},
+		"would be a container's own": {machine: machine{own: sys, init: sys + nodes, seat: contained}, may: true, fails: []string{"would end with its container", "Bidirectional"}},
+		"a mount namespace's own":    {machine: machine{own: sys + others, init: sys + nodes, seat: apart}, want: BPFFS{Point: BPFFSPoint}, note: "in this mount namespace alone"},
 		"process 1 is hidden":        {machine: machine{own: sys + nodes, initErr: fs.ErrPermission}, want: BPFFS{Point: BPFFSPoint}, note: "cannot be told: permission denied"},
 	} {
 		c.machine.dirs = dirs
