@@ -26,7 +26,7 @@ and mode, and with them the guard that refuses connects while no agent lives. It
 needs neither a configuration nor the tunnel, and may be run any number of times.`,
 		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			running, err := intercept.Present()
+			running, err := intercept.Others("")
 			if err != nil {
 				return err
 			}

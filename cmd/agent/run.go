@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+
 	"github.com/spf13/cobra"
 
 	"github.com/kasway/kasway/cmd/internal/cli"
@@ -17,7 +19,13 @@ func runCommand() *cobra.Command {
 
 On SIGTERM the agent stops diverting and ends what it carries. With whenDown
 refuse, connects are then refused until the next agent takes over, or until
-'kasway-agent cleanup'. A second signal ends it at once.`,
+'kasway-agent cleanup'. A second signal ends it at once.
+
+An agent that starts beside another one takes over from it: it proves itself,
+the other one stops diverting, serves what it holds for --grace, and resets the
+rest over --grace-spread; told to stop meanwhile, it ends after that. On SIGHUP
+an agent starts the one that takes over from it, with the same arguments, and
+goes on if that cannot.`,
 		Example: `  kasway-agent run -f /etc/kasway/agent.yaml
   kasway-agent run --target kas=10.96.0.1:443,172.30.0.10:6443 --clients host,pods \
     --server kasway.example.com:8091 --cert agent.crt --key agent.key --ca ca.crt`,
@@ -41,6 +49,10 @@ refuse, connects are then refused until the next agent takes over, or until
 			return cli.UsageErrorf("%w", err)
 		}
 		log.WithField("version", observe.Version).Info("kasway-agent starts")
+		var stop func()
+		wired.Reload, wired.Spawn, stop = reloads()
+		defer stop()
+		wired.Manager, wired.Succeeds = manager(log), os.Getenv(successorEnv) != ""
 		if err := agent.Run(c.Context(), wired); err != nil {
 			return err
 		}

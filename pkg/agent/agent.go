@@ -6,6 +6,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,24 +17,12 @@ import (
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/dial"
 	"github.com/kasway/kasway/pkg/intercept"
-	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/pkg/workload"
 )
 
 // ownDescriptors is more than an agent needs besides those of connections.
 const ownDescriptors = 128
-
-// stopGrace is what taken connections get to end by themselves when the agent
-// stops. Those of KAS clients never do, and the node's new connects are refused
-// meanwhile, so it is only for requests that are under way.
-const stopGrace = time.Second
-
-// lookAfterAddresses is how often it is looked whether they are still there.
-const lookAfterAddresses = 2 * time.Second
-
-// retryApply is when a change that could not be applied is tried again.
-const retryApply = time.Second
 
 // firstNames is what the first look at the targets' names may take. The guard
 // of the agent before refuses what they led to; ours does so only if we know it
@@ -79,7 +68,15 @@ type Config struct {
 	Workloads *workload.Index
 	Modes     Modes
 	// Lookup resolves the targets' host names; nil: as the node does.
-	Lookup   rules.Lookup
+	Lookup rules.Lookup
+	// Reload gets something when a successor is to be started by Spawn; nil:
+	// never.
+	Reload <-chan os.Signal
+	Spawn  func() (Child, error)
+	// Manager may be nil. Succeeds says that this agent is what another one has
+	// spawned: that tells the manager until this one has taken over.
+	Manager  Manager
+	Succeeds bool
 	Registry *prometheus.Registry
 	Log      logrus.FieldLogger
 }
@@ -100,6 +97,15 @@ type Agent struct {
 	resolver  *rules.Resolver
 	resolved  chan struct{} // a name has other addresses
 
+	presence *intercept.Presence
+	role     *role
+	takeover *takeover
+	// stamp is when this agent began to install itself; see intercept.Stamp.
+	stamp      int64
+	child      *child // what a reload has started; nil: nothing
+	handedOver bool   // to child
+	main       bool   // it is this agent that the manager hears
+
 	placed  placement
 	targets []rules.Target // with the self-test
 	ports   map[string]rules.Ports
@@ -107,19 +113,24 @@ type Agent struct {
 	view    view
 }
 
-// Run runs an agent until ctx ends, and returns nil then. An error means that
-// it could not start, or can work no longer.
+// Run runs an agent until ctx ends, and returns nil then; also when another one
+// that a reload has started has taken over. An error means that it could not
+// start, or can work no longer.
 func Run(ctx context.Context, cfg Config) error {
-	a := &Agent{cfg: cfg, log: cfg.Log, start: time.Now(), resolved: make(chan struct{}, 1)}
+	if cfg.Manager == nil {
+		cfg.Manager = func(...string) {}
+	}
+	a := &Agent{cfg: cfg, log: cfg.Log, start: time.Now(), resolved: make(chan struct{}, 1), main: !cfg.Succeeds}
 	a.metrics = newMetrics(cfg.Registry)
+	a.role = newRole(a.metrics)
 	if err := cfg.Own.Check(); err != nil {
 		return err
 	}
-	presence, err := intercept.Announce(cfg.Generation)
-	if err != nil {
+	var err error
+	if a.presence, err = intercept.Announce(cfg.Generation); err != nil {
 		return err
 	}
-	defer func() { _ = presence.Close() }() // it ends with the process at the latest
+	defer func() { _ = a.presence.Close() }() // it ends with the process at the latest
 	closers, err := a.build()
 	defer func() {
 		for _, c := range closers {
@@ -129,27 +140,32 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	g, gctx := errgroup.WithContext(ctx)
+	// Told to stop, an agent may still have long to live: see standBy.
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	g, gctx := errgroup.WithContext(life)
 	if err := a.observe(gctx, g); err != nil {
-		cancel()
+		end()
 		return errors.Join(err, g.Wait())
 	}
-	// Links outlive ctx: what was taken is carried while the agent stops.
+	// Links outlive life: what was taken is carried while the agent stops.
 	linkCtx, stopLinks := context.WithCancel(context.WithoutCancel(ctx))
 	linksDone := make(chan error, 1)
 	go func() {
 		err := cfg.Links.Run(linkCtx)
 		if err != nil {
-			cancel() // nothing can be carried any more
+			end() // nothing can be carried any more
 		}
 		linksDone <- err
 	}()
 	g.Go(func() error {
-		a.lookUp(gctx)
+		defer end()
+		told, stop := context.WithCancel(gctx)
+		defer stop()
+		defer context.AfterFunc(ctx, stop)()
+		a.lookUp(told)
 		g.Go(func() error { a.resolver.Run(gctx); return nil })
-		return a.divert(gctx)
+		return a.divert(told, gctx)
 	})
 	err = g.Wait()
 	stopLinks()
@@ -194,8 +210,9 @@ func (a *Agent) build() (closers []func(), err error) {
 	if a.placed, err = place(c.Intercept, a.addresses); err != nil {
 		return closers, err
 	}
+	a.takeover = newTakeover(a)
 	a.listeners = intercept.NewListeners(intercept.ListenersConfig{
-		Addresses: a.placed.listen, Fixed: a.placed.fixed, Server: a.server,
+		Addresses: a.placed.listen, Fixed: a.placed.fixed, Inherit: a.takeover.inherited, Server: a.server,
 	})
 	a.resolver = rules.NewResolver(rules.ResolverConfig{
 		Targets: a.placed.diverted(c.Targets), Interval: c.Intercept.ResolveInterval, Lookup: a.cfg.Lookup,
@@ -234,130 +251,4 @@ func (a *Agent) lookUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstNames)
 	defer cancel()
 	a.resolver.Resolve(ctx)
-}
-
-// divert opens the listeners, chooses the mode, and keeps what is installed in
-// step with the world until ctx ends; then it undoes all that in reverse.
-func (a *Agent) divert(ctx context.Context) (err error) {
-	defer func() {
-		if ctx.Err() != nil {
-			err = nil // what being told to stop has broken off has not failed
-		}
-		err = errors.Join(err, a.shutdown(ctx))
-	}()
-	if err := a.addresses.Ensure(a.placed.addresses...); err != nil {
-		return err
-	}
-	if a.ports, err = a.listeners.Set(ctx, a.targets); err != nil {
-		return err
-	}
-	changed := a.cfg.Links.Changed()
-	state := a.state()
-	a.open(state)
-	choice, err := intercept.Choose(ctx, intercept.ChooseConfig{
-		Try: a.view.try, Others: a.view.others, State: state, Prove: a.selfTest.Prove,
-		Log: a.log, Metrics: a.view.metrics,
-	})
-	if err != nil {
-		return err
-	}
-	a.choice = choice
-	a.view.setChoice(choice, state)
-	a.log.WithFields(logrus.Fields{observe.FieldMode: choice.Name, "generation": a.cfg.Generation, "targets": len(a.cfg.Agent.Targets)}).
-		Info("diverting")
-	return a.follow(ctx, changed, state)
-}
-
-// follow applies every change. After a failure nobody knows what is installed,
-// so the wanted state is applied even if it is the former one again.
-func (a *Agent) follow(ctx context.Context, changed <-chan struct{}, applied rules.State) error {
-	var failing error
-	look := time.NewTicker(lookAfterAddresses)
-	defer look.Stop()
-	for {
-		var retry <-chan time.Time
-		if failing != nil {
-			retry = time.After(retryApply)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.resolved:
-		case <-changed:
-		case <-retry:
-		case <-look.C:
-			a.lookAfter()
-			continue
-		}
-		// A new channel first, so that no change is missed.
-		changed = a.cfg.Links.Changed()
-		state := a.state()
-		a.open(state)
-		if failing == nil && sameState(state, applied) {
-			continue
-		}
-		err := a.choice.Mode.Apply(ctx, state)
-		if ctx.Err() != nil {
-			return nil
-		}
-		a.report(state, err, failing)
-		if failing = err; err == nil {
-			applied = state
-		}
-	}
-}
-
-// lookAfter puts back the node's addresses if somebody has taken them away: a
-// diverted connection would be waiting for an answer from nowhere.
-func (a *Agent) lookAfter() {
-	err := a.addresses.Ensure(a.placed.addresses...)
-	if was := a.view.setAddresses(err); err != nil && was == nil {
-		a.log.WithError(err).Error("the node's addresses cannot be kept: pods are not served")
-	}
-}
-
-// report tells of a change that was applied, or not; it was is what the attempt
-// before has met.
-func (a *Agent) report(s rules.State, err, was error) {
-	if err == nil {
-		a.view.setState(s)
-		a.log.WithField("entries", entries(s)).Info("what is diverted has changed")
-		return
-	}
-	a.view.setFailed(err)
-	a.metrics.applyFailed.Inc()
-	log := a.log.WithError(err)
-	if was != nil {
-		log.Debug("what is diverted still cannot be changed")
-		return
-	}
-	log.Error("what is diverted could not be changed: the former rules stay, trying again every second")
-}
-
-// shutdown undoes divert. The guard of a dead agent stays in force.
-func (a *Agent) shutdown(ctx context.Context) error {
-	var err error
-	if a.choice.Mode != nil {
-		if err = a.choice.Mode.Close(); err == nil {
-			a.log.WithField(observe.FieldMode, a.choice.Name).Info(afterwards(a.cfg.Agent.Intercept.WhenDown))
-		}
-	}
-	a.listeners.Close()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopGrace)
-	defer cancel()
-	switch serr := a.server.Shutdown(ctx); {
-	case errors.Is(serr, context.DeadlineExceeded):
-		a.log.Info("connections that had not ended were reset")
-	case serr != nil:
-		err = errors.Join(err, serr)
-	}
-	return err
-}
-
-// afterwards says what clients meet when the agent has stopped.
-func afterwards(w rules.WhenDown) string {
-	if w == rules.Direct {
-		return "no longer diverting: connects pass untouched"
-	}
-	return "no longer diverting: connects are refused until an agent runs again, or after kasway-agent cleanup pass untouched"
 }

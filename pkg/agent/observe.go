@@ -48,14 +48,60 @@ func (a *Agent) observe(ctx context.Context, g *errgroup.Group) error {
 	default:
 		return fmt.Errorf("operator port: %w; choose another with observe.address (--observe-address)", intercept.ExplainListen(err))
 	}
-	g.Go(func() error {
-		l, err := a.operatorPort(ctx, l)
-		if err != nil || l == nil {
+	g.Go(func() error { return a.operators(ctx, l) })
+	return nil
+}
+
+// operators serves the operators' port, on l first, while this agent is the one
+// to answer there: it is the successor's when that has taken over.
+func (a *Agent) operators(ctx context.Context, l net.Listener) error {
+	for ctx.Err() == nil {
+		leading, resign := context.WithCancel(ctx)
+		resigned := make(chan struct{})
+		go func() {
+			defer close(resigned)
+			defer resign()
+			a.whileLeading(leading)
+		}()
+		err := a.serveOperators(leading, l)
+		l = nil // it is closed; the next one is a new one
+		resign()
+		<-resigned
+		if err != nil {
 			return err
 		}
-		return observe.Serve(ctx, l, observe.OperatorHandler(a.ready, a.cfg.Registry))
-	})
+		for leads, changed := a.role.leads(); !leads; leads, changed = a.role.leads() {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
 	return nil
+}
+
+func (a *Agent) serveOperators(ctx context.Context, l net.Listener) error {
+	l, err := a.operatorPort(ctx, l)
+	if err != nil || l == nil {
+		return err
+	}
+	return observe.Serve(ctx, l, observe.OperatorHandler(a.ready, a.cfg.Registry))
+}
+
+// whileLeading returns when another agent has taken over, or ctx ends.
+func (a *Agent) whileLeading(ctx context.Context) {
+	for {
+		leads, changed := a.role.leads()
+		if !leads {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // operatorPort returns l, or waits for the port that another agent still has.

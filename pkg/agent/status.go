@@ -18,16 +18,20 @@ import (
 
 // Status is what an agent says of itself on its admin socket.
 type Status struct {
-	Version    string          `json:"version"`
-	Generation string          `json:"generation"`
-	Started    time.Time       `json:"started"`
-	Ready      bool            `json:"ready"`
-	NotReady   string          `json:"notReady,omitempty"`
-	Mode       string          `json:"mode,omitempty"`
-	WhenDown   string          `json:"whenDown"`
-	Skipped    []SkippedStatus `json:"skipped,omitempty"`
-	Targets    []TargetStatus  `json:"targets"`
-	Links      []LinkStatus    `json:"links"`
+	Version    string    `json:"version"`
+	Generation string    `json:"generation"`
+	Started    time.Time `json:"started"`
+	// Phase is one of the Phase constants; Drain says how far a superseded agent
+	// has come.
+	Phase    string          `json:"phase"`
+	Drain    *DrainStatus    `json:"drain,omitempty"`
+	Ready    bool            `json:"ready"`
+	NotReady string          `json:"notReady,omitempty"`
+	Mode     string          `json:"mode,omitempty"`
+	WhenDown string          `json:"whenDown"`
+	Skipped  []SkippedStatus `json:"skipped,omitempty"`
+	Targets  []TargetStatus  `json:"targets"`
+	Links    []LinkStatus    `json:"links"`
 	// State is what is installed, and Bind where mode listen listens.
 	State rules.State  `json:"state"`
 	Bind  []netip.Addr `json:"bind,omitempty"`
@@ -119,6 +123,9 @@ func (v *view) setAddresses(err error) (was error) {
 // ready is nil when connections of every target are diverted and carried.
 func (a *Agent) ready() error {
 	choice, state, broken := a.view.get()
+	if err := a.role.unready(); err != nil {
+		return err
+	}
 	switch unresolved := a.unresolved(state); {
 	case choice.Mode == nil:
 		return errors.New("nothing is diverted yet")
@@ -164,6 +171,10 @@ func (a *Agent) Status() Status {
 	if a.placed.fixed {
 		s.Bind = a.placed.listen
 	}
+	var d DrainStatus
+	if s.Phase, _, d = a.role.get(); d.By != "" {
+		s.Drain = &d
+	}
 	if err := a.ready(); err != nil {
 		s.NotReady = err.Error()
 	} else {
@@ -194,15 +205,19 @@ func (a *Agent) Status() Status {
 }
 
 // metrics are the agent's own.
-type metrics struct{ applyFailed prometheus.Counter }
+type metrics struct {
+	applyFailed prometheus.Counter
+	drained     *prometheus.CounterVec
+	phase       *prometheus.GaugeVec
+}
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{applyFailed: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "kasway_agent_apply_failures_total",
 		Help: "Attempts to change what is diverted that failed; each is repeated after a second.",
-	})}
+	}), drained: newDrained(), phase: newPhase()}
 	if reg != nil {
-		reg.MustRegister(m.applyFailed)
+		reg.MustRegister(m.applyFailed, m.drained, m.phase)
 	}
 	return m
 }

@@ -50,6 +50,7 @@ type Mode struct {
 	cfg   Config
 	guard Guard
 	err   error  // why there is no guard
+	armed bool   // the guard
 	stop  func() // of the heartbeat; nil: it does not run
 }
 
@@ -122,6 +123,7 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 	if err := m.guard.Arm(ctx, guarded); err != nil {
 		return fmt.Errorf("arming the guard of a frozen agent: %w", err)
 	}
+	m.armed = true
 	if m.stop == nil {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.guard.Beat, m.cfg.Log, m.cfg.Metrics)
 	}
@@ -145,10 +147,9 @@ func (m *Mode) Close() error {
 		m.stop()
 		m.stop = nil
 	}
-	if m.guard == nil {
+	if !m.armed {
 		return nil
 	}
-	guard := m.guard
-	m.guard = nil
-	return guard.Close()
+	m.armed = false
+	return m.guard.Close() // Apply, which may follow, arms it again
 }
