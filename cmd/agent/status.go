@@ -52,12 +52,15 @@ func printStatus(w io.Writer, s agent.Status, now time.Time) {
 	}
 	_, _ = fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
 	_, _ = fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
+	for _, d := range s.Detail {
+		_, _ = fmt.Fprintf(w, "\t%s\n", oneLine(d))
+	}
 	for _, k := range s.Skipped {
 		_, _ = fmt.Fprintf(w, "\tnot %s: %s\n", k.Mode, oneLine(k.Reason))
 	}
-	_, _ = fmt.Fprintf(w, "\nTARGET\tSTATE\tADDRESSES\n")
+	_, _ = fmt.Fprintf(w, "\nTARGET\tSTATE\tCONNECTIONS\tADDRESSES\n")
 	for _, t := range s.Targets {
-		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\n", t.Name, t.State, orNone(strings.Join(t.Addresses, " ")))
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", t.Name, t.State, countsText(t.Connections), orNone(strings.Join(t.Addresses, " ")))
 	}
 	_, _ = fmt.Fprintf(w, "\nSERVER\tLINK\tSINCE\tRTT\tSTREAMS\tVERSION\tLAST ERROR\n")
 	for _, l := range s.Links {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -23,11 +24,13 @@ type Status struct {
 	Started    time.Time `json:"started"`
 	// Phase is one of the Phase constants; Drain says how far a superseded agent
 	// has come.
-	Phase    string          `json:"phase"`
-	Drain    *DrainStatus    `json:"drain,omitempty"`
-	Ready    bool            `json:"ready"`
-	NotReady string          `json:"notReady,omitempty"`
-	Mode     string          `json:"mode,omitempty"`
+	Phase    string       `json:"phase"`
+	Drain    *DrainStatus `json:"drain,omitempty"`
+	Ready    bool         `json:"ready"`
+	NotReady string       `json:"notReady,omitempty"`
+	Mode     string       `json:"mode,omitempty"`
+	// Detail is what the mode says of itself, such as where it is attached.
+	Detail   []string        `json:"detail,omitempty"`
 	WhenDown string          `json:"whenDown"`
 	Skipped  []SkippedStatus `json:"skipped,omitempty"`
 	Targets  []TargetStatus  `json:"targets"`
@@ -36,6 +39,10 @@ type Status struct {
 	State rules.State  `json:"state"`
 	Bind  []netip.Addr `json:"bind,omitempty"`
 }
+
+// detailer is a mode with more to say for people than its name; Detail may be
+// called from any goroutine.
+type detailer interface{ Detail() []string }
 
 // SkippedStatus is a mode that was not chosen, and why.
 type SkippedStatus struct {
@@ -80,6 +87,7 @@ type view struct {
 	state  rules.State
 	failed error // why what is wanted now is not installed
 	gone   error // why the node's addresses are not all there
+	unheld error // why what is put back cannot be relied on
 }
 
 func (v *view) setChoice(c intercept.Choice, s rules.State) {
@@ -104,7 +112,10 @@ func (v *view) setFailed(err error) {
 func (v *view) get() (intercept.Choice, rules.State, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	broken := v.gone
+	broken := v.unheld
+	if v.gone != nil {
+		broken = v.gone
+	}
 	if v.failed != nil {
 		broken = fmt.Errorf("the last change of what is diverted could not be installed: %w", v.failed)
 	}
@@ -118,6 +129,13 @@ func (v *view) setAddresses(err error) (was error) {
 	defer v.mu.Unlock()
 	was, v.gone = v.gone, err
 	return was
+}
+
+// setUnheld notes why what is installed does not hold; nil: it does.
+func (v *view) setUnheld(why error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.unheld = why
 }
 
 // ready is nil when connections of every target are diverted and carried.
@@ -171,6 +189,9 @@ func (a *Agent) Status() Status {
 	if a.placed.fixed {
 		s.Bind = a.placed.listen
 	}
+	if m, ok := choice.Mode.(detailer); ok {
+		s.Detail = m.Detail()
+	}
 	var d DrainStatus
 	if s.Phase, _, d = a.role.get(); d.By != "" {
 		s.Drain = &d
@@ -209,15 +230,19 @@ type metrics struct {
 	applyFailed prometheus.Counter
 	drained     *prometheus.CounterVec
 	phase       *prometheus.GaugeVec
+
+	repairs      *prometheus.CounterVec
+	verifyFailed prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{applyFailed: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "kasway_agent_apply_failures_total",
 		Help: "Attempts to change what is diverted that failed; each is repeated after a second.",
-	}), drained: newDrained(), phase: newPhase()}
+	}), drained: newDrained(), phase: newPhase(), repairs: newRepairs(), verifyFailed: newVerifyFailed()}
 	if reg != nil {
-		reg.MustRegister(m.applyFailed, m.drained, m.phase)
+		reg.MustRegister(m.applyFailed, m.drained, m.phase, m.repairs, m.verifyFailed)
+		intercept.NewConntrackMetrics(reg, os.ReadFile)
 	}
 	return m
 }
