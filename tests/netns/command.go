@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,20 +16,21 @@ type Cmd struct {
 	*exec.Cmd
 	host   *Host
 	cgroup string
+	mounts bool
 
 	once sync.Once
 	err  error
 	done chan struct{}
 }
 
-// Command prepares a process inside the namespace. It runs in the lab's own
-// cgroup and ends with the lab at the latest.
+// Command prepares a process inside the namespace. It runs in the cgroup of the
+// host's clients and ends with the lab at the latest.
 func (h *Host) Command(name string, args ...string) *Cmd {
-	return &Cmd{Cmd: exec.Command(name, args...), host: h, cgroup: "procs", done: make(chan struct{})}
+	return &Cmd{Cmd: exec.Command(name, args...), host: h, cgroup: h.clients, done: make(chan struct{})}
 }
 
-// Cgroup puts the process into the lab's sub-cgroup of this name, which is
-// made when it starts.
+// Cgroup puts the process into another cgroup of the host, such as AgentUnit,
+// which is made when it starts.
 func (c *Cmd) Cgroup(name string) *Cmd {
 	c.cgroup = name
 	return c
@@ -38,11 +38,14 @@ func (c *Cmd) Cgroup(name string) *Cmd {
 
 // CgroupPath is the directory of the process's cgroup; "" where the machine
 // has no writable cgroup v2.
-func (c *Cmd) CgroupPath() string {
-	if c.host.lab.cgroup == "" {
-		return ""
-	}
-	return filepath.Join(c.host.lab.cgroup, c.cgroup)
+func (c *Cmd) CgroupPath() string { return join(c.host.cgroupBase(), c.cgroup) }
+
+// BPFFS starts the process in the lab's own mount namespace, in which a bpffs
+// of the lab's own is mounted at /sys/fs/bpf: what is pinned there outlives the
+// process and ends with the lab.
+func (c *Cmd) BPFFS() *Cmd {
+	c.mounts = true
+	return c
 }
 
 // Start starts the process from a thread in the namespace.
@@ -55,11 +58,11 @@ func (c *Cmd) Start() error {
 	}
 	l.cmds = append(l.cmds, c)
 	l.mu.Unlock()
-	if dir := c.CgroupPath(); dir != "" {
-		// Its parent is gone if the lab is being closed, and must not come back.
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("netns: cgroup of %s: %w", c, err)
-		}
+	dir, err := l.mkdirCgroup(filepath.Join(c.host.base, c.cgroup))
+	if err != nil {
+		return fmt.Errorf("netns: starting %s: %w", c, err)
+	}
+	if dir != "" {
 		fd, err := os.Open(dir)
 		if err != nil {
 			return fmt.Errorf("netns: cgroup of %s: %w", c, err)
@@ -70,7 +73,14 @@ func (c *Cmd) Start() error {
 		}
 		c.SysProcAttr.UseCgroupFD, c.SysProcAttr.CgroupFD = true, int(fd.Fd())
 	}
-	return c.host.Do(c.Cmd.Start)
+	if !c.mounts {
+		return c.host.Do(c.Cmd.Start)
+	}
+	m, err := l.mountSpace()
+	if err != nil {
+		return fmt.Errorf("netns: starting %s: %w", c, err)
+	}
+	return c.host.Do(func() error { return m.start(c.Cmd) })
 }
 
 // Run starts the process and waits for its end.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
@@ -23,13 +24,28 @@ type Host struct {
 	// Addr4 and Addr6 are its own addresses, where it was given some.
 	Addr4, Addr6 netip.Addr
 
+	// PodUID and ContainerID are those of a pod, as its cgroups name them.
+	PodUID, ContainerID string
+
 	lab *Lab
 	ns  vns.NsHandle
 	nl  *netlink.Handle
+	// base is the cgroup of the host below the lab's, clients that of its
+	// clients below base.
+	base, clients string
+
+	callerMu sync.Mutex
+	calls    *caller
 }
 
-// Host adds a namespace with lo up and without duplicate address detection.
+// Host adds a namespace with lo up and without duplicate address detection. It
+// is a machine: its clients run in KubeletUnit.
 func (l *Lab) Host(label string) (*Host, error) {
+	return l.newHost(label, func(h *Host) error { return h.livesIn(label, KubeletUnit) })
+}
+
+// newHost adds a namespace, and cgroups by place.
+func (l *Lab) newHost(label string, place func(*Host) error) (*Host, error) {
 	name := l.Name + "-" + label
 	var ns vns.NsHandle
 	err := onThread(func() (err error) {
@@ -53,7 +69,7 @@ func (l *Lab) Host(label string) (*Host, error) {
 			h.Sysctl("net/ipv6/conf/"+s+"/accept_ra", "0"),
 			h.Sysctl("net/ipv4/conf/"+s+"/rp_filter", "0"))
 	}
-	return h, errors.Join(err, h.up("lo"))
+	return h, errors.Join(err, h.up("lo"), place(h))
 }
 
 // Path is the file that names the namespace, for nsenter --net=.
@@ -66,7 +82,13 @@ func (h *Host) close() error {
 	if h.nl != nil {
 		h.nl.Close()
 	}
-	return h.ns.Close()
+	h.callerMu.Lock()
+	defer h.callerMu.Unlock()
+	var err error
+	if h.calls != nil {
+		err = h.calls.close()
+	}
+	return errors.Join(err, h.ns.Close())
 }
 
 // Do runs f on a thread of its own inside the namespace, and returns when f
@@ -112,28 +134,6 @@ func (h *Host) Listen(network, address string) (l net.Listener, err error) {
 		return err
 	})
 	return l, err
-}
-
-// Dial connects from inside the namespace. The host part must be an IP
-// address: the resolver belongs to the machine's own namespace.
-func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
-	return h.DialWith(ctx, &net.Dialer{}, network, address)
-}
-
-// DialWith is Dial with the caller's Dialer.
-func (h *Host) DialWith(ctx context.Context, d *net.Dialer, network, address string) (c net.Conn, err error) {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	if net.ParseIP(host) == nil {
-		return nil, fmt.Errorf("netns: dialling %q from %s: not an IP address", address, h.Label)
-	}
-	err = h.Do(func() (err error) {
-		c, err = d.DialContext(ctx, network, address)
-		return err
-	})
-	return c, err
 }
 
 // Sysctl sets /proc/sys/<name> of the namespace; name is "net/...".

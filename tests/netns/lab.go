@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +29,12 @@ type Lab struct {
 
 	lock   *os.File // held as long as the lab lives; a sweep takes it over
 	cgroup string   // "" where there is no writable cgroup v2
+
+	mounts struct {
+		once  sync.Once
+		space *mountSpace
+		err   error
+	}
 
 	mu     sync.Mutex
 	hosts  []*Host
@@ -146,54 +151,12 @@ func (l *Lab) Close() error {
 	for _, h := range hosts {
 		errs = append(errs, h.close())
 	}
+	l.mounts.once.Do(func() {})
+	if l.mounts.space != nil {
+		errs = append(errs, l.mounts.space.close())
+	}
 	errs = append(errs, removeByName(l.Name), os.Remove(l.lock.Name()), l.lock.Close())
 	return errors.Join(errs...)
-}
-
-// CgroupRoot is the mount point of cgroup v2.
-func CgroupRoot() (string, error) {
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if f := strings.Fields(line); len(f) > 3 && f[2] == "cgroup2" {
-			return f[1], nil
-		}
-	}
-	return "", fmt.Errorf("netns: no cgroup v2 is mounted: %w", os.ErrNotExist)
-}
-
-// removeCgroup kills what runs in dir and below, and removes it.
-func removeCgroup(dir string) error {
-	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0); err != nil {
-		return fmt.Errorf("netns: killing what is in %s: %w", dir, err)
-	}
-	err := Poll(5*time.Second, func() error { return rmdirs(dir) })
-	if err != nil {
-		return fmt.Errorf("netns: removing %s: %w", dir, err)
-	}
-	return nil
-}
-
-// rmdirs removes a tree of cgroups: their files cannot be unlinked, so this is
-// rmdir from the leaves up.
-func rmdirs(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.IsDir() {
-			if err := rmdirs(filepath.Join(dir, e.Name())); err != nil {
-				return err
-			}
-		}
-	}
-	return unix.Rmdir(dir)
 }
 
 // Poll calls f until it returns nil, and gives its last error after the

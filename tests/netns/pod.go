@@ -18,7 +18,7 @@ var (
 // AddRoutedPod adds a pod whose veth ends on the node itself; the node has a
 // route to the pod's single address and no address on its end of the veth.
 func (t *Topology) AddRoutedPod(label string, a4, a6 netip.Addr) (*Host, error) {
-	pod, err := t.Host(label)
+	pod, err := t.newHost(label, (*Host).becomesPod)
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func (t *Topology) AddRoutedPod(label string, a4, a6 netip.Addr) (*Host, error) 
 
 // AddBridgePod adds a pod behind the node's bridge cni0.
 func (t *Topology) AddBridgePod(label string, a4, a6 netip.Addr) (*Host, error) {
-	pod, err := t.Host(label)
+	pod, err := t.newHost(label, (*Host).becomesPod)
 	if err != nil {
 		return nil, err
 	}

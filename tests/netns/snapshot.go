@@ -20,6 +20,9 @@ type Around struct {
 	// BPF adds the machine's BPF programs, maps and links whose name begins
 	// with one of these; "" means every one.
 	BPF []string
+	// Cgroups adds what is attached to these cgroups and to those below them,
+	// which is a lab's own where BPF would show that of every lab.
+	Cgroups []string
 	// Trees are directories (bpffs pins, cgroups, state, sockets) of which
 	// every entry is listed: files with their mode and size, except where a
 	// size means nothing, as in cgroups.
@@ -63,6 +66,11 @@ func (h *Host) Snapshot(around Around) (Snapshot, error) {
 	}
 	if len(around.BPF) > 0 {
 		if s["bpf"], err = bpfObjects(around.BPF); err != nil {
+			return nil, err
+		}
+	}
+	for _, dir := range around.Cgroups {
+		if s["attached "+dir], err = attachedBelow(dir); err != nil {
 			return nil, err
 		}
 	}

@@ -20,6 +20,7 @@ func TestSnapshotSeesEveryKindOfLeftover(t *testing.T) {
 	around := Around{BPF: []string{"kwtest"}, Trees: []string{dir}}
 	if cgroup != "" {
 		around.Trees = append(around.Trees, cgroup)
+		around.Cgroups = append(around.Cgroups, cgroup)
 	}
 	run := func(line string) func() error {
 		return func() error {
@@ -49,9 +50,12 @@ func TestSnapshotSeesEveryKindOfLeftover(t *testing.T) {
 		"bpf":    func() error { return plantMap(t, "kwtest_map") },
 		dir:      func() error { return os.WriteFile(filepath.Join(dir, "left.sock"), nil, 0o600) },
 		cgroup:   func() error { return os.Mkdir(filepath.Join(cgroup, "left"), 0o755) },
+
+		"attached " + cgroup: func() error { forbid(t, topo.Node.CgroupPath()); return nil },
 	}
 	if cgroup == "" {
 		delete(plants, cgroup)
+		delete(plants, "attached "+cgroup)
 	}
 	snap := func() Snapshot {
 		t.Helper()

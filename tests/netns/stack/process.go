@@ -54,16 +54,22 @@ func (l *Log) String() string {
 // ownHosts runs a command, $1 and on, that sees the file $0 as /etc/hosts.
 const ownHosts = `mount --bind "$0" /etc/hosts && exec "$@"`
 
+// command prepares a binary. An agent has the lab's own bpffs, so that what it
+// pins is nowhere on the machine, and outlives it.
 func (s *Stack) command(h *netns.Host, name string, args []string) *netns.Cmd {
-	if s.Hosts == "" {
-		return h.Command(s.binary(name), args...)
+	cmd := h.Command(s.binary(name), args...)
+	if s.Hosts != "" {
+		cmd = h.Command("unshare", append([]string{"--mount", "sh", "-c", ownHosts, s.Hosts, s.binary(name)}, args...)...)
 	}
-	return h.Command("unshare", append([]string{"--mount", "sh", "-c", ownHosts, s.Hosts, s.binary(name)}, args...)...)
+	if name == "agent" {
+		return cmd.Cgroup(netns.AgentUnit).BPFFS()
+	}
+	return cmd.Cgroup("system.slice/kasway-" + name + ".service")
 }
 
 // start runs a binary on h until the lab closes or somebody ends it.
 func (s *Stack) start(h *netns.Host, name, operators string, args []string) (*Process, error) {
-	p := &Process{Cmd: s.command(h, name, args).Cgroup(name), Name: name, host: h, operators: operators, log: &Log{}}
+	p := &Process{Cmd: s.command(h, name, args), Name: name, host: h, operators: operators, log: &Log{}}
 	p.Stdout, p.Stderr = p.log, p.log
 	for i, a := range args {
 		if a == "--admin-socket" {

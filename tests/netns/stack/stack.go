@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/kasway/kasway/pkg/certs"
@@ -142,9 +143,15 @@ func (s *Stack) AgentUnready(args ...string) (*Process, error) {
 	return s.start(s.Node, "agent", AgentOperators, append(append([]string{"run"}, s.AgentFlags()...), args...))
 }
 
-// AgentFlags are those that every agent of the stack has.
+// AgentFlags are those that every agent of the stack has. Nothing of an agent is
+// attached above the node's own cgroup: the rest of the machine is not its node.
 func (s *Stack) AgentFlags() []string {
+	cgroup := s.NodeCgroup()
+	if cgroup == "" {
+		cgroup = "auto"
+	}
 	return []string{
+		"--cgroup", cgroup,
 		"--server", s.At.String(),
 		"--cert", s.Path("pki/agent-node.crt"), "--key", s.Path("pki/agent-node.key"), "--ca", s.Path("pki/ca.crt"),
 		"--admin-socket", s.Path("agent.sock"), "--state-dir", s.Path("state"), "--observe-address", AgentOperators,
@@ -190,7 +197,13 @@ func (p *Process) Ready() error {
 
 // Run runs a command of the agent's binary on the node and returns its output.
 func (s *Stack) Run(args ...string) (string, error) {
-	return s.Node.Run(s.binary("agent"), args...)
+	var stdout, stderr strings.Builder
+	cmd := s.command(s.Node, "agent", args)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(stderr.String()))
+	}
+	return stdout.String(), nil
 }
 
 // Cleanup runs the agent's cleanup.

@@ -1,0 +1,84 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+)
+
+// hooks are the places of a cgroup at which Kasway might attach something.
+var hooks = []struct {
+	name string
+	at   ebpf.AttachType
+}{
+	{"connect4", ebpf.AttachCGroupInet4Connect},
+	{"connect6", ebpf.AttachCGroupInet6Connect},
+	{"getpeername4", ebpf.AttachCgroupInet4GetPeername},
+	{"getpeername6", ebpf.AttachCgroupInet6GetPeername},
+	{"getsockname4", ebpf.AttachCgroupInet4GetSockname},
+	{"getsockname6", ebpf.AttachCgroupInet6GetSockname},
+	{"sendmsg4", ebpf.AttachCGroupUDP4Sendmsg},
+	{"sendmsg6", ebpf.AttachCGroupUDP6Sendmsg},
+	{"sock_create", ebpf.AttachCGroupInetSockCreate},
+	{"sock_release", ebpf.AttachCgroupInetSockRelease},
+	{"sockops", ebpf.AttachCGroupSockOps},
+}
+
+// Attached is a program that is attached to a cgroup.
+type Attached struct {
+	// Hook is its place: "connect4", "sockops", ...
+	Hook string
+	// Program is its id. Link is that of the link that holds it, 0 if none does.
+	Program, Link uint32
+}
+
+// AttachedTo lists what is attached to the very cgroup dir, in the order of the
+// hooks and, at each, of attachment.
+func AttachedTo(dir string) ([]Attached, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("netns: programs of a cgroup: %w", err)
+	}
+	defer f.Close()
+	var all []Attached
+	for _, h := range hooks {
+		found, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: h.at})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			continue // an older kernel, which has no such hook
+		}
+		if err != nil {
+			return nil, fmt.Errorf("netns: programs at %s of %s: %w", h.name, dir, err)
+		}
+		for _, p := range found.Programs {
+			a := Attached{Hook: h.name, Program: uint32(p.ID)}
+			if id, ok := p.LinkID(); ok {
+				a.Link = uint32(id)
+			}
+			all = append(all, a)
+		}
+	}
+	return all, nil
+}
+
+// attachedBelow lists what is attached to dir and to every cgroup below it.
+func attachedBelow(dir string) (lines []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return ignoreMissing(err)
+		}
+		all, err := AttachedTo(path)
+		if err != nil {
+			return ignoreMissing(err)
+		}
+		for _, a := range all {
+			lines = append(lines, fmt.Sprintf("%s of %s: program %d, link %d", a.Hook, path, a.Program, a.Link))
+		}
+		return nil
+	})
+	return lines, err
+}
