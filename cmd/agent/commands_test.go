@@ -154,7 +154,7 @@ func ruleset(t *testing.T) string {
 
 func TestWithoutAnAgent(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "agent.sock")
-	for _, args := range [][]string{{"status"}, {"status", "--ready"}, {"rules", "--running"}} {
+	for _, args := range [][]string{{"status"}, {"status", "--ready"}, {"conns"}, {"rules", "--running"}} {
 		code, out, errs := command(t, append(args, "--admin-socket", socket)...)
 		if code != cli.Failed || out != "" || errs != "kasway-agent: no agent answers on "+socket+": is it running? (--admin-socket)\n" {
 			t.Errorf("%v: exit %d: %s%s", args, code, out, errs)
@@ -169,7 +169,7 @@ func TestStatusTable(t *testing.T) {
 	printStatus(w, agent.Status{
 		Version: "v1", Started: now.Add(-90 * time.Minute), Ready: true, Mode: "iptables", WhenDown: "direct",
 		Skipped: []agent.SkippedStatus{{Mode: "nft", Reason: "not supported\nno table", Remedy: "load nf_tables"}},
-		Targets: []agent.TargetStatus{{Name: "kas", State: "open", Addresses: []string{"10.96.0.1:443", "[fd00::1]:443"}}, {Name: "named", State: "held"}},
+		Targets: []agent.TargetStatus{{Name: "kas", State: "open", Addresses: []string{"10.96.0.1:443", "[fd00::1]:443"}, Connections: agent.ConnCounts{Open: 12, Held: 1}}, {Name: "named", State: "held"}},
 		Links: []agent.LinkStatus{
 			{Server: "192.0.2.1:8091", State: "up", Since: now.Add(-time.Minute), RTT: 1234567, Version: "v2", Streams: 3},
 			{Server: "kasway.example:8091", State: "waiting", LastError: "no route"},

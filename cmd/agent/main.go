@@ -22,6 +22,6 @@ func root() *cobra.Command {
 pods that are meant for the kube-apiserver (KAS), without any change to them, and
 carries them over one gRPC link to a kasway-server beside the KAS.`,
 	})
-	c.AddCommand(runCommand(), checkCommand(), rulesCommand(), statusCommand(), cleanupCommand(), cli.Version(binary))
+	c.AddCommand(runCommand(), checkCommand(), rulesCommand(), statusCommand(), connsCommand(), cleanupCommand(), cli.Version(binary))
 	return c
 }
