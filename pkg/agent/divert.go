@@ -17,9 +17,6 @@ import (
 // meanwhile, so it is only for requests that are under way.
 const stopGrace = time.Second
 
-// lookAfterAddresses is how often it is looked whether they are still there.
-const lookAfterAddresses = 2 * time.Second
-
 // retryApply is when a change that could not be applied is tried again.
 const retryApply = time.Second
 
@@ -90,8 +87,8 @@ var errAnew = errors.New("not known to be installed")
 // so the wanted state is applied even if it is the former one again.
 func (a *Agent) follow(ctx, life context.Context, f following) error {
 	var failing error
-	look := time.NewTicker(lookAfterAddresses)
-	defer look.Stop()
+	keep := a.keep(f.applied)
+	defer func() { keep.stop() }()
 	for {
 		var retry <-chan time.Time
 		if failing != nil {
@@ -103,17 +100,19 @@ func (a *Agent) follow(ctx, life context.Context, f following) error {
 		case <-a.resolved:
 		case <-f.changed:
 		case <-retry:
-		case <-look.C:
-			a.lookAfter()
+		case <-keep.due():
+			failing = keep.look(ctx, f.applied, failing)
 			continue
 		case r := <-a.presence.Requests():
 			if !a.hear(r) {
 				continue
 			}
+			keep.stop()
 			if !a.standBy(ctx, life, r) {
 				return nil
 			}
 			a.resume()
+			keep = a.keep(f.applied)
 			failing = errAnew
 		case <-f.before.answered:
 			f.before.answered, failing = nil, errAnew
@@ -147,15 +146,6 @@ func (a *Agent) follow(ctx, life context.Context, f following) error {
 		if failing = err; err == nil {
 			f.applied = state
 		}
-	}
-}
-
-// lookAfter puts back the node's addresses if somebody has taken them away: a
-// diverted connection would be waiting for an answer from nowhere.
-func (a *Agent) lookAfter() {
-	err := a.addresses.Ensure(a.placed.addresses...)
-	if was := a.view.setAddresses(err); err != nil && was == nil {
-		a.log.WithError(err).Error("the node's addresses cannot be kept: pods are not served")
 	}
 }
 

@@ -85,8 +85,17 @@ func (n *NodeAddresses) Verify(want ...NodeAddress) (damage []Damage, err error)
 		if err != nil {
 			return nil, fmt.Errorf("node address %s: %w", w.Addr, err)
 		}
+		what := ""
+		for _, link := range holders {
+			if link != "lo" && !w.Borrow {
+				what = " is on " + link
+			}
+		}
 		if len(holders) == 0 {
-			damage = append(damage, Damage{What: "node address " + w.Addr.String() + " is gone", Suspects: suspectAddresses})
+			what = " is gone"
+		}
+		if what != "" {
+			damage = append(damage, Damage{What: "node address " + w.Addr.String() + what, Suspects: suspectAddresses})
 		}
 	}
 	return damage, nil

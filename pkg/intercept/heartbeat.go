@@ -96,6 +96,7 @@ func (h *heartbeat) late(gap time.Duration) {
 		return
 	}
 	h.metrics.heartbeatMissed.Add(float64(missed))
+	h.metrics.late.Store(time.Now().UnixNano())
 	if gap >= HeartbeatTimeout {
 		h.log.Warnf("heartbeat: this process did not run for %v, long enough to be taken for dead", gap.Round(time.Millisecond))
 	}

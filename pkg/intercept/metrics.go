@@ -2,6 +2,8 @@ package intercept
 
 import (
 	"errors"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -21,6 +23,7 @@ type Metrics struct {
 	lost            prometheus.Counter
 	heartbeatMissed prometheus.Counter
 	heartbeatFailed prometheus.Counter
+	late            atomic.Int64 // when a heartbeat came late the last time, in Unix nanoseconds
 	mode            *prometheus.GaugeVec
 	modeSkipped     *prometheus.GaugeVec
 }
@@ -63,6 +66,14 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			m.heartbeatMissed, m.heartbeatFailed, m.mode, m.modeSkipped)
 	}
 	return m
+}
+
+// LateSince says whether a heartbeat has come late since then: this process did
+// not run as it should, and the kernel may have taken it for dead. It may be
+// called concurrently.
+func (m *Metrics) LateSince(then time.Time) bool {
+	late := m.late.Load()
+	return late != 0 && !time.Unix(0, late).Before(then)
 }
 
 // orUnregistered lets every constructor do without metrics.

@@ -130,10 +130,10 @@ func (s *SelfTest) prove(ctx context.Context, to netip.AddrPort) error {
 	d.SetMultipathTCP(false)
 	c, err := d.DialContext(ctx, "tcp", to.String())
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("it was not diverted: %w", err)
+		return fmt.Errorf("it was not diverted: %w", bare(err))
 	}
 	if err != nil {
-		return err
+		return bare(err)
 	}
 	defer c.Close()
 	deadline, _ := ctx.Deadline()
@@ -141,15 +141,25 @@ func (s *SelfTest) prove(ctx context.Context, to netip.AddrPort) error {
 		return err
 	}
 	if _, err := c.Write(n[:]); err != nil {
-		return fmt.Errorf("it reached another process: %w", err)
+		return fmt.Errorf("it reached another process: %w", bare(err))
 	}
 	var back nonce
 	if _, err := io.ReadFull(c, back[:]); err != nil {
-		return fmt.Errorf("it reached another process: %w", err)
+		return fmt.Errorf("it reached another process: %w", bare(err))
 	}
 	// Whoever echoes everything is not us: we would have taken the nonce.
 	if stillPending := s.take(n); stillPending || back != n {
 		return errors.New("it reached another process, which answered")
 	}
 	return nil
+}
+
+// bare is err without the addresses of the connection: what is the matter is
+// told in the same words each time.
+func bare(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
 }
