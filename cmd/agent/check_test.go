@@ -247,11 +247,29 @@ func TestPrintFindings(t *testing.T) {
 	printFindings(&b, []finding{
 		{Need: "a", State: stateMissing, Detail: "one\ntwo", Remedy: "same"},
 		{Need: "b", State: stateMissing, Remedy: "same"},
-		{Need: "c", State: stateOK},
+		{Need: "c", State: stateOK, Notes: []string{"first", "second"}},
+		{Need: "d", State: stateMissing, Detail: "missing privilege: x", Why: "because", Remedy: "do"},
+		{Need: "e", State: stateUnused, Detail: "missing privilege: y", Why: "because", Remedy: "do it"},
 	})
-	want := "NEED\tSTATE\tDETAIL\na\tmissing\tone; two\nb\tmissing\t-\n\t\tremedy: same\nc\tok\t-\n"
+	want := "NEED\tSTATE\tDETAIL\na\tmissing\tone; two\nb\tmissing\t-\n\t\tremedy: same\n" +
+		"c\tok\t-\n\t\tnote: first\n\t\tnote: second\n" +
+		"d\tmissing\tx\n\t\tremedy: do\n" +
+		"e\tunused\tmissing privilege: y\n\t\twhy: because\n\t\tremedy: do it\n"
 	if b.String() != want {
 		t.Errorf("%q, want %q", b.String(), want)
+	}
+}
+
+// The last line says each thing once, privileges first: they decide the exit code.
+func TestCheckVerdictText(t *testing.T) {
+	for want, found := range map[string][]finding{
+		"missing: a, b":        {{Need: "a", State: stateMissing}, {Need: "b", State: stateMissing}},
+		"missing privilege: a": {{Need: "a", State: stateMissing, privilege: true}, {Need: "b", State: stateUnused, privilege: true}},
+		"missing privilege: b; missing as well: a, c": {{Need: "a", State: stateMissing}, {Need: "b", State: stateMissing, privilege: true}, {Need: "c", State: stateMissing}},
+	} {
+		if err := verdict(found); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
 

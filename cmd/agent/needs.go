@@ -18,6 +18,22 @@ import (
 // serverTimeout bounds the handshake with one server.
 const serverTimeout = 5 * time.Second
 
+// whyCredentials is said of each of the three files.
+const whyCredentials = "the agent proves to servers who it is by certificate and key, and knows them by the CA: without these no link is made"
+
+// whyAny is said where nothing could be diverted.
+const whyAny = "no connection reaches the agent without it"
+
+// whyMode says what is lost with a mode.
+var whyMode = map[string]string{
+	config.ModeEBPF: "it diverts at connect(), before any address is translated: whatever kube-proxy, a CNI or conntrack do, it is neither " +
+		"in their way nor they in its; and it knows who has connected",
+	config.ModeNFT:      "it diverts in a table of its own that ends with the agent, and needs no program but the agent",
+	config.ModeIPTables: "it is what is left on nodes where neither ebpf nor nft can work",
+	config.ModeTPROXY:   "it leaves the address of the KAS in the packets that reach the node",
+	config.ModeListen:   "clients are told the agent's address, and nothing is diverted",
+}
+
 // check answers every question, whatever the others' answers are.
 func check(ctx context.Context, cfg config.Agent) []finding {
 	found := []finding{{
@@ -28,7 +44,9 @@ func check(ctx context.Context, cfg config.Agent) []finding {
 	found = append(found, f...)
 	found = append(found, checkMark())
 	found = append(found, checkAddresses(cfg.Intercept)...)
-	found = append(found, checkModes(ctx, cfg.Intercept)...)
+	modes, usable := checkModes(ctx, cfg.Intercept)
+	found = append(found, modes...)
+	found = append(found, checkPolicies(cfg, usable)...)
 	for _, s := range cfg.Links.Servers {
 		found = append(found, checkServer(ctx, s, t))
 	}
@@ -51,7 +69,7 @@ func checkCredentials(cfg config.Agent) (*tls.Config, []finding) {
 	}
 	t, warnings, err := credentials(cfg)
 	if err != nil {
-		return nil, append(found, finding{Need: "credentials", State: stateMissing, Detail: err.Error()})
+		return nil, append(found, finding{Need: "credentials", State: stateMissing, Detail: err.Error(), Why: whyCredentials})
 	}
 	if len(t.Certificates) > 0 {
 		found[0].Detail += ": " + describe(t.Certificates[0].Leaf)
@@ -67,7 +85,7 @@ func checkFile(need, name string, i config.Identity) finding {
 	f := finding{Need: need, State: stateOK, Detail: name}
 	var wrong *config.Error
 	if err := config.CheckCredentials(i); errors.As(err, &wrong) {
-		f.State, f.Detail = stateMissing, wrong.Problems[0].Text
+		f.State, f.Detail, f.Why = stateMissing, wrong.Problems[0].Text, whyCredentials
 		f.Remedy = "for a trial `kasway-server certs` makes the files; else your own CA does"
 	}
 	return f
@@ -85,6 +103,7 @@ func checkMark() finding {
 	f := finding{Need: "mark of own sockets", State: stateOK, Detail: fmt.Sprintf("%#x", intercept.Mark)}
 	if err := intercept.NewOwnSockets(intercept.Mark, intercept.Mark).Check(); err != nil {
 		f.State, f.Detail, f.privilege = stateMissing, err.Error(), errors.Is(err, intercept.ErrPrivilege)
+		f.Why = "it tells the agent's own connections from those of clients: without it they would be diverted to the agent itself"
 	}
 	return f
 }
@@ -99,18 +118,18 @@ func checkAddresses(cfg config.Intercept) (found []finding) {
 	for _, a := range addresses {
 		f := finding{Need: "node address", State: stateOK, Detail: a.Addr.String()}
 		if err := intercept.CheckNodeAddress(a); err != nil {
-			f.State, f.Detail = stateMissing, a.Addr.String()+": "+err.Error()
+			f.State, f.Detail, f.Why = stateMissing, a.Addr.String()+": "+err.Error(), "connections of pods are diverted to it"
 		}
 		found = append(found, f)
 	}
 	return found
 }
 
-// checkModes asks every mode that may be chosen. The first that can work is
-// the one that would be used.
-func checkModes(ctx context.Context, cfg config.Intercept) (found []finding) {
+// checkModes asks every mode that may be chosen, and returns those that can
+// work. The first of them is the one that would be used.
+func checkModes(ctx context.Context, cfg config.Intercept) (found []finding, usable []string) {
 	try, _ := candidates(cfg.Mode, modes(cfg, nil))
-	usable, denied := "", 0
+	denied := 0
 	for _, c := range try {
 		f := checkMode(ctx, c)
 		role := ""
@@ -118,28 +137,33 @@ func checkModes(ctx context.Context, cfg config.Intercept) (found []finding) {
 		case f.privilege:
 			denied++
 		case f.State == stateMissing:
-		case usable == "":
-			usable, role = c.Name, c.Name+" would be used"
+		case len(usable) == 0:
+			role = c.Name + " would be used"
 		default:
-			role = c.Name + " would be used if " + usable + " failed"
+			role = c.Name + " would be used if " + strings.Join(usable, " and ") + " failed"
+		}
+		if f.State != stateMissing {
+			usable = append(usable, c.Name)
 		}
 		f.Detail = join(role, f.Detail)
 		found = append(found, f)
 	}
-	if usable == "" && len(try) == 1 {
-		return found
+	if len(usable) == 0 && len(try) == 1 {
+		found[0].Why = whyAny
+		return found, nil
 	}
 	for i := range found {
 		if found[i].State == stateMissing {
 			found[i].State = stateUnused // another one can be, or the last row tells
 		}
 	}
-	if usable == "" {
+	if len(usable) == 0 {
 		found = append(found, finding{
-			Need: "mode", State: stateMissing, Detail: "none of these can be used, and one is needed", privilege: denied == len(try),
+			Need: "mode", State: stateMissing, Detail: "none of these can be used", privilege: denied == len(try),
+			Why: whyAny, Remedy: "meet the needs of one of them, or choose another by intercept.mode",
 		})
 	}
-	return found
+	return found, usable
 }
 
 func join(parts ...string) string {
@@ -156,29 +180,29 @@ func checkMode(ctx context.Context, c intercept.Candidate) finding {
 	f := finding{Need: "mode " + c.Name, State: stateOK}
 	m, err := c.New()
 	if err != nil {
-		f.State, f.Detail = stateMissing, err.Error()
+		f.State, f.Detail, f.Why = stateMissing, err.Error(), whyMode[c.Name]
 		return f
 	}
 	defer func() { _ = m.Close() }() // nothing was applied
 	r := m.Preflight(ctx)
 	switch {
 	case r.Err == nil:
-		f.Detail = strings.Join(r.Notes, "; ")
+		f.Notes = r.Notes
 		return f
 	case errors.Is(r.Err, intercept.ErrNotSupported), errors.Is(r.Err, intercept.ErrPrivilege):
 		f.State, f.privilege = stateMissing, errors.Is(r.Err, intercept.ErrPrivilege)
 	default:
 		f.State = stateUnknown
 	}
-	f.Detail, f.Remedy = r.Err.Error(), r.Remedy
+	f.Detail, f.Why, f.Remedy, f.Notes = r.Err.Error(), whyMode[c.Name], r.Remedy, r.Notes
 	return f
 }
 
 // checkServer makes a handshake as a link would; t is nil without credentials.
 func checkServer(ctx context.Context, server string, t *tls.Config) finding {
-	f := finding{Need: "server " + server, State: stateMissing}
+	f := finding{Need: "server " + server, State: stateMissing, Why: "while no server can be reached connections are held, and then reset"}
 	if t == nil {
-		f.State, f.Detail = stateUnknown, "not tried: the credentials come first"
+		f.State, f.Detail, f.Why = stateUnknown, "not tried: the credentials come first", ""
 		return f
 	}
 	ctx, cancel := context.WithTimeout(ctx, serverTimeout)
@@ -205,6 +229,6 @@ func checkServer(ctx context.Context, server string, t *tls.Config) finding {
 		f.Remedy = "see that the server's CA has issued the certificate, and that it has not expired"
 		return f
 	}
-	f.State, f.Detail = stateOK, fmt.Sprintf("handshake in %s", took.Round(time.Millisecond))
+	f.State, f.Why, f.Detail = stateOK, "", fmt.Sprintf("handshake in %s", took.Round(time.Millisecond))
 	return f
 }
