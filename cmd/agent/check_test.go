@@ -263,8 +263,8 @@ func TestPrintFindings(t *testing.T) {
 // The last line says each thing once, privileges first: they decide the exit code.
 func TestCheckVerdictText(t *testing.T) {
 	for want, found := range map[string][]finding{
-		"missing: a, b":        {{Need: "a", State: stateMissing}, {Need: "b", State: stateMissing}},
-		"missing privilege: a": {{Need: "a", State: stateMissing, privilege: true}, {Need: "b", State: stateUnused, privilege: true}},
+		"missing: a, b":                               {{Need: "a", State: stateMissing}, {Need: "b", State: stateMissing}},
+		"missing privilege: a":                        {{Need: "a", State: stateMissing, privilege: true}, {Need: "b", State: stateUnused, privilege: true}},
 		"missing privilege: b; missing as well: a, c": {{Need: "a", State: stateMissing}, {Need: "b", State: stateMissing, privilege: true}, {Need: "c", State: stateMissing}},
 	} {
 		if err := verdict(found); err == nil || err.Error() != want {
