@@ -143,13 +143,23 @@ func refusal(err error) intercept.Report {
 		return intercept.Report{Err: err, Remedy: remedyCaps}
 	case errors.Is(err, intercept.ErrNotSupported):
 		return intercept.Report{Err: err, Remedy: remedyOld}
-	case errors.Is(err, unix.EPERM), errors.Is(err, fs.ErrPermission):
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return intercept.Report{Err: alsoNotSupported{err}, Remedy: remedyOld}
+	case errors.Is(err, unix.EPERM):
 		return intercept.Report{Err: fmt.Errorf("%w: %w", intercept.ErrPrivilege, err), Remedy: remedyCaps}
-	case errors.Is(err, ebpf.ErrNotSupported), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.As(err, &verifier):
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.As(err, &verifier): // whose errno may be EACCES
 		return intercept.NotSupported(remedyOld, "%v", err)
+	case errors.Is(err, fs.ErrPermission):
+		return intercept.Report{Err: fmt.Errorf("%w: %w", intercept.ErrPrivilege, err), Remedy: remedyCaps}
 	}
 	return intercept.Report{Err: err, Remedy: remedyGone}
 }
+
+// alsoNotSupported is an error that says so already in its text.
+type alsoNotSupported struct{ err error }
+
+func (e alsoNotSupported) Error() string   { return e.err.Error() }
+func (e alsoNotSupported) Unwrap() []error { return []error{intercept.ErrNotSupported, e.err} }
 
 func controllers() (string, error) {
 	b, err := os.ReadFile("/proc/cgroups")
