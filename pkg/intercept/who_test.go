@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/kasway/kasway/pkg/dial"
 	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/pkg/workload"
+	"github.com/kasway/kasway/tests/netns"
 )
 
 // knowing is a Mode that knows of one client.
@@ -134,6 +136,7 @@ func TestWhoByTheMode(t *testing.T) {
 // cgroups is an index of a tree with one cgroup at path, and the id of that.
 func cgroups(t *testing.T, path string) (*workload.Index, uint64) {
 	t.Helper()
+	netns.Require(t)
 	root := "/sys/fs/cgroup/unified"
 	x, err := workload.NewIndex(root)
 	if err != nil {
@@ -143,15 +146,16 @@ func cgroups(t *testing.T, path string) (*workload.Index, uint64) {
 		}
 	}
 	// The first directory stands for the node.
+	path = fmt.Sprintf("kasway-test-who-%d/%s", os.Getpid(), path)
 	dir := filepath.Join(root, path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Skip(err)
-	}
 	t.Cleanup(func() {
 		for ; dir != root; dir = filepath.Dir(dir) {
-			_ = os.Remove(dir) // others may still be below
+			_ = os.Remove(dir) // what was not made is no loss
 		}
 	})
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	info, err := os.Stat(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +168,7 @@ func cgroups(t *testing.T, path string) (*workload.Index, uint64) {
 }
 
 func TestWhoKnowsUnits(t *testing.T) {
-	x, id := cgroups(t, "kasway-test-who/system.slice/kubelet.service")
+	x, id := cgroups(t, "system.slice/kubelet.service")
 	w, m := newWho(t, x)
 	w.SetMode(knowing{Attribution{CgroupID: id, UIDKnown: true}, true})
 	if got := w.target(t, taken(t, true)); got.Unit != "kubelet.service" || !got.UnitKnown || got.Workload != "kubelet.service" {
@@ -187,7 +191,7 @@ func TestWhoKnowsUnits(t *testing.T) {
 // is logged stays one line of printable text.
 func TestCase_B96_AnyNameIsLoggedEscaped(t *testing.T) {
 	const comm = "é\n\x01"
-	x, id := cgroups(t, "kasway-test-who/"+strings.Repeat("é", 50)+"\n/"+strings.Repeat("y", 199))
+	x, id := cgroups(t, strings.Repeat("é\x01", 50)+"/"+strings.Repeat("y", 199))
 	for name, a := range map[string]Attribution{
 		"command":     {UID: 7, UIDKnown: true, PID: 42, Command: comm},
 		"not utf-8":   {PID: 42, Command: "\xff\x00\x1b[2J"},
