@@ -79,6 +79,9 @@ type Config struct {
 	Succeeds bool
 	Registry *prometheus.Registry
 	Log      logrus.FieldLogger
+
+	// lookEvery is how often what is installed is looked after; 0: lookInterval.
+	lookEvery time.Duration
 }
 
 // Agent is one running agent.

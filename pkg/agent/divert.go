@@ -87,11 +87,13 @@ var errAnew = errors.New("not known to be installed")
 // so the wanted state is applied even if it is the former one again.
 func (a *Agent) follow(ctx, life context.Context, f following) error {
 	var failing error
+	var retry <-chan time.Time // while failing
 	keep := a.keep(f.applied)
 	defer func() { keep.stop() }()
 	for {
-		var retry <-chan time.Time
-		if failing != nil {
+		if failing == nil {
+			retry = nil
+		} else if retry == nil {
 			retry = time.After(retryApply)
 		}
 		select {
@@ -100,6 +102,7 @@ func (a *Agent) follow(ctx, life context.Context, f following) error {
 		case <-a.resolved:
 		case <-f.changed:
 		case <-retry:
+			retry = nil
 		case <-keep.due():
 			failing = keep.look(ctx, f.applied, failing)
 			continue

@@ -130,6 +130,17 @@ func (m *mode) Apply(ctx context.Context, s rules.State) error {
 	return nil
 }
 
+// letGo ends the diverting of the self-test, as somebody else's rule would;
+// takeBack lets the next Apply divert it again. Nothing else may be applied
+// between them.
+func (m *mode) letGo() {
+	for _, l := range m.open {
+		shut(l)
+	}
+}
+
+func (m *mode) takeBack() { m.open = nil }
+
 func (m *mode) Close() error {
 	m.onClose()
 	for _, l := range m.open {

@@ -30,6 +30,7 @@ const (
 // goroutine that uses the mode.
 type keeper struct {
 	*Agent
+	every   time.Duration
 	next    *time.Timer
 	witness *witness
 	wounds  wounds
@@ -39,7 +40,11 @@ type keeper struct {
 // keep starts to look after s; the caller stops it.
 func (a *Agent) keep(s rules.State) *keeper {
 	prove := func(ctx context.Context) error { return a.selfTest.Prove(ctx, s) }
-	k := &keeper{Agent: a, next: time.NewTimer(lookInterval), wounds: wounds{}}
+	every := a.cfg.lookEvery
+	if every == 0 {
+		every = lookInterval
+	}
+	k := &keeper{Agent: a, every: every, next: time.NewTimer(every), wounds: wounds{}}
 	k.witness = newWitness(prove, a.view.metrics.LateSince, func() { k.next.Reset(0) })
 	return k
 }
@@ -57,7 +62,7 @@ func (k *keeper) stop() {
 // that nobody knows what is installed, and that it is tried again anyhow.
 func (k *keeper) look(ctx context.Context, s rules.State, failing error) error {
 	begun := time.Now()
-	defer func() { k.next.Reset(max(lookInterval, lookShare*time.Since(begun))) }()
+	defer func() { k.next.Reset(max(k.every, lookShare*time.Since(begun))) }()
 	if failing != nil {
 		return failing
 	}
