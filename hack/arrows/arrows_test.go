@@ -37,7 +37,7 @@ var allowed = map[string][]string{
 		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe",
 	},
 	"pkg/intercept/intercepttest": {
-		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "tests/netns", "tests/netns/kas",
+		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "pkg/access", "tests/netns", "tests/netns/kas",
 	},
 	"pkg/agent":        {"pkg/config", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "pkg/workload"},
 	"pkg/server":       {"pkg/config", "pkg/dial", "pkg/observe", "pkg/tunnel", "pkg/access", "pkg/upstream", "pkg/certs"},

@@ -38,15 +38,15 @@ func CgroupRoot() (string, error) {
 // NodeCgroup is the directory below which everything on the node runs, pods
 // included, and nothing else does: where connect hooks are attached. It is ""
 // where the machine has no writable cgroup v2.
-func (t *Topology) NodeCgroup() string { return t.Node.cgroupBase() }
+func (t *Topology) NodeCgroup() string { return t.Node.Cgroup() }
 
 // CgroupPath is the directory of the cgroup of the host's clients: of what it
 // dials, and of its commands that have no other (see Cmd.Cgroup). It is ""
 // where the machine has no writable cgroup v2.
-func (h *Host) CgroupPath() string { return join(h.cgroupBase(), h.clients) }
+func (h *Host) CgroupPath() string { return join(h.Cgroup(), h.clients) }
 
-// cgroupBase is the directory below which everything of the host runs.
-func (h *Host) cgroupBase() string { return join(h.lab.cgroup, h.base) }
+// Cgroup is the directory below which everything of the host runs.
+func (h *Host) Cgroup() string { return join(h.lab.cgroup, h.base) }
 
 func join(dir, name string) string {
 	if dir == "" {

@@ -38,7 +38,7 @@ func (c *Cmd) Cgroup(name string) *Cmd {
 
 // CgroupPath is the directory of the process's cgroup; "" where the machine
 // has no writable cgroup v2.
-func (c *Cmd) CgroupPath() string { return join(c.host.cgroupBase(), c.cgroup) }
+func (c *Cmd) CgroupPath() string { return join(c.host.Cgroup(), c.cgroup) }
 
 // BPFFS starts the process in the lab's own mount namespace, in which a bpffs
 // of the lab's own is mounted at /sys/fs/bpf: what is pinned there outlives the

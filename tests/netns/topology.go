@@ -175,7 +175,9 @@ func (t *Topology) buildControlPlane() error {
 
 func (t *Topology) buildNode(spec Spec) error {
 	n := t.Node
-	errs := []error{n.forward(),
+	// Made now, so that the first agent adds nothing to what there is.
+	_, err := t.mkdirCgroup(n.base + "/" + AgentUnit)
+	errs := []error{err, n.forward(),
 		n.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), host(t.Plan.Uplink4, 1), Uplink),
 		n.AddRoute(netip.MustParsePrefix("::/0"), host(t.Plan.Uplink6, 1), Uplink)}
 	if spec.BridgePods > 0 {

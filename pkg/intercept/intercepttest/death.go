@@ -3,6 +3,7 @@ package intercepttest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ func RunDeath(t *testing.T, f Factory) {
 		for name, signal := range map[string]syscall.Signal{"SIGKILL": syscall.SIGKILL, "SIGSTOP": syscall.SIGSTOP} {
 			t.Run(string(when)+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				w := build(t, netns.IptablesNFT, true)
+				w := build(t, f.node(netns.IptablesNFT))
 				summary, err := w.death(t, f, when, signal)
 				t.Log(summary)
 				if err != nil {
@@ -40,7 +41,7 @@ func RunDeath(t *testing.T, f Factory) {
 
 // death runs one case and judges it.
 func (w *world) death(t *testing.T, f Factory, when rules.WhenDown, signal syscall.Signal) (string, error) {
-	before, err := w.Node.Snapshot(netns.Around{})
+	before, err := w.snapshot()
 	if err != nil {
 		return "", err
 	}
@@ -50,11 +51,12 @@ func (w *world) death(t *testing.T, f Factory, when rules.WhenDown, signal sysca
 	}
 	storm := newStorm(w.taken(f, "kas"))
 	d, err := w.strike(t, storm, h, f, when, signal)
-	all, stormErr := storm.end()
+	all := storm.end()
 	v := d.judge(all, when)
-	if err := errors.Join(err, stormErr); err != nil {
+	if err != nil {
 		return summary(all), errors.Join(append(v.errs, err)...)
 	}
+	v.errs = append(v.errs, w.attached(f.Hooks))
 	if err := errors.Join(d.holder.Close(), d.holder.Cleanup()); err != nil {
 		v.errs = append(v.errs, err)
 	}
@@ -162,9 +164,23 @@ func finishedBefore(all []record, when time.Time) (some []record) {
 	return some
 }
 
+// snapshot is what the mode could leave behind on the node, and around it in
+// places that are this world's own.
+func (w *world) snapshot() (netns.Snapshot, error) {
+	pins, err := w.BPFFS()
+	if err != nil {
+		return nil, err
+	}
+	around := netns.Around{Trees: []string{pins}}
+	if dir := w.NodeCgroup(); dir != "" {
+		around.Cgroups, around.Trees = []string{dir}, append(around.Trees, dir)
+	}
+	return w.Node.Snapshot(around)
+}
+
 // leftovers compares the node with what it was.
 func leftovers(w *world, before netns.Snapshot) error {
-	after, err := w.Node.Snapshot(netns.Around{})
+	after, err := w.snapshot()
 	if err != nil {
 		return err
 	}
@@ -173,4 +189,25 @@ func leftovers(w *world, before netns.Snapshot) error {
 		errs = append(errs, fmt.Errorf("left behind: %s", line))
 	}
 	return errors.Join(errs...)
+}
+
+// attached demands exactly one program at each of these hooks of the node's
+// cgroup, and none elsewhere.
+func (w *world) attached(hooks []string) error {
+	dir := w.NodeCgroup()
+	if dir == "" {
+		return nil
+	}
+	all, err := netns.AttachedTo(dir)
+	if err != nil {
+		return err
+	}
+	var have []string
+	for _, a := range all {
+		have = append(have, a.Hook)
+	}
+	if slices.Sort(have); !slices.Equal(have, slices.Sorted(slices.Values(hooks))) {
+		return fmt.Errorf("programs are attached at %v, want one at each of %v", have, hooks)
+	}
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
+	"github.com/kasway/kasway/tests/netns"
 )
 
 // Factory says how a mode is made and what of the suite applies to it. Its
@@ -33,6 +34,15 @@ type Factory struct {
 	// each family, for a mode that diverts nothing: it has addresses of its own.
 	// The targets' addresses are then left alone. nil: the mode diverts.
 	Places map[string][]netip.AddrPort
+	// Refuses says with which words the preflight must refuse a node, so that
+	// nothing is diverted there; "" or nil: it admits it.
+	Refuses func(n Node) string
+	// Hooks are the places of the node's cgroup that the mode attaches one
+	// program to each, as netns.Attached names them.
+	Hooks []string
+	// KeepsDestination: the packets of pods have the address that they were sent
+	// to when the node's filters see them, so that policies for it are enforced.
+	KeepsDestination bool
 }
 
 // Listener is a listener of one target.
@@ -55,6 +65,31 @@ func (f Factory) open(s *rules.State, d *rules.Divert) ([]Listener, error) {
 	}
 	return f.Open(s, d)
 }
+
+func (f Factory) refuses(n Node) string {
+	if f.Refuses == nil {
+		return ""
+	}
+	return f.Refuses(n)
+}
+
+// fullNode has every kind of client.
+func fullNode(proxy netns.KubeProxy) Node { return Node{proxy, true, true} }
+
+// node is one with as many kinds of clients as the mode admits.
+func (f Factory) node(proxy netns.KubeProxy) Node {
+	n := fullNode(proxy)
+	if f.refuses(n) != "" {
+		n.BridgePods, n.BridgeNF = false, false
+	}
+	return n
+}
+
+// cgroupEnv gives the holder the node's cgroup.
+const cgroupEnv = "KASWAY_INTERCEPTTEST_CGROUP"
+
+// NodeCgroup is, in a holder, the cgroup of everything that runs on its node.
+func NodeCgroup() string { return os.Getenv(cgroupEnv) }
 
 // holderEnv names the factory that a process is to be the holder of.
 const holderEnv = "KASWAY_INTERCEPTTEST_HOLDER"

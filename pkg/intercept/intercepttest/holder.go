@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/kasway/kasway/pkg/access"
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 )
@@ -19,12 +20,16 @@ import (
 type request struct {
 	Op    string
 	State rules.State
+	// Guard are the rules of "guard".
+	Guard []access.ClientRule
 }
 
 type reply struct {
-	Err    string
-	Remedy string
-	Notes  []string
+	Err string
+	// NotSupported: Err is intercept.ErrNotSupported.
+	NotSupported bool
+	Remedy       string
+	Notes        []string
 	// State is the applied one, with the ports of the listeners.
 	State rules.State
 	// Damage is what Verify tells of.
@@ -70,10 +75,13 @@ func (h *holding) do(q request) reply {
 	case "preflight":
 		report := h.mode.Preflight(ctx)
 		err, r.Remedy, r.Notes = report.Err, report.Remedy, report.Notes
+		r.NotSupported = errors.Is(err, intercept.ErrNotSupported)
 	case "apply":
 		r.State, err = h.apply(ctx, q.State)
 	case "verify":
 		r.Damage, err = h.mode.Verify(ctx)
+	case "guard":
+		guardWith(q.Guard)
 	case "close":
 		err = h.mode.Close()
 	case "cleanup":

@@ -91,9 +91,10 @@ func (l *listening) Close() error {
 	return l.Mode.Close()
 }
 
-func TestListen_Matrix(t *testing.T)             { Run(t, listenFactory()) }
-func TestCase_B37_BridgePodsListen(t *testing.T) { RunBridge(t, listenFactory()) }
-func TestListen_Death(t *testing.T)              { RunDeath(t, listenFactory()) }
-func TestListen_States(t *testing.T)             { RunStates(t, listenFactory()) }
-func TestListen_Existing(t *testing.T)           { RunExisting(t, listenFactory()) }
-func TestListen_Cleanup(t *testing.T)            { RunCleanup(t, listenFactory()) }
+func TestListen_Matrix(t *testing.T)              { Run(t, listenFactory()) }
+func TestCase_B37_BridgePodsListen(t *testing.T)  { RunBridge(t, listenFactory()) }
+func TestListen_Death(t *testing.T)               { RunDeath(t, listenFactory()) }
+func TestListen_States(t *testing.T)              { RunStates(t, listenFactory()) }
+func TestListen_Existing(t *testing.T)            { RunExisting(t, listenFactory()) }
+func TestListen_Cleanup(t *testing.T)             { RunCleanup(t, listenFactory()) }
+func TestCase_B98_PolicyCellsListen(t *testing.T) { RunPolicy(t, listenFactory()) }

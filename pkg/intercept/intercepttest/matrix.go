@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/tests/netns"
 )
@@ -44,12 +45,16 @@ func (t *Table) set(row string, col netns.KubeProxy, word string, err error) {
 
 func (t *Table) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-26s", "mode "+t.Mode)
+	width := 26 // of a table without long rows
+	for _, row := range t.rows {
+		width = max(width, len(row))
+	}
+	fmt.Fprintf(&b, "%-*s", width, "mode "+t.Mode)
 	for _, p := range netns.KubeProxies {
 		fmt.Fprintf(&b, "  %-15s", p)
 	}
 	for _, row := range t.rows {
-		fmt.Fprintf(&b, "\n%-26s", row)
+		fmt.Fprintf(&b, "\n%-*s", width, row)
 		for _, p := range netns.KubeProxies {
 			entry := t.cells[row][p]
 			if entry == "" {
@@ -71,24 +76,63 @@ func Run(t *testing.T, f Factory) {
 	netns.Require(t)
 	table := &Table{Mode: f.Name}
 	for _, proxy := range netns.KubeProxies {
-		t.Run("kube-proxy="+string(proxy), func(t *testing.T) {
-			w := build(t, proxy, true)
-			for _, err := range w.matrix(t, f, table) {
-				t.Error(err)
-			}
-		})
+		t.Run("kube-proxy="+string(proxy), func(t *testing.T) { column(t, f, proxy, table) })
 	}
-	t.Logf("\n%s", table)
+	table.show(t)
+}
+
+// show logs the table, and appends it to the file that KASWAY_MATRIX_OUT names.
+func (t *Table) show(tt *testing.T) {
+	tt.Helper()
+	tt.Logf("\n%s", t)
 	if path := os.Getenv("KASWAY_MATRIX_OUT"); path != "" {
 		out, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 		if err != nil {
-			t.Fatal(err)
+			tt.Fatal(err)
 		}
 		defer out.Close()
-		if _, err := fmt.Fprintln(out, table); err != nil {
-			t.Fatal(err)
+		if _, err := fmt.Fprintln(out, t); err != nil {
+			tt.Fatal(err)
 		}
 	}
+}
+
+// column runs one column. A node that the mode refuses is proven to be refused,
+// and the clients that can be carried are tried on a node that has no others.
+func column(t *testing.T, f Factory, proxy netns.KubeProxy, table *Table) {
+	if n := f.node(proxy); f.refuses(n) == "" {
+		report(t, errors.Join(build(t, n).matrix(t, f, table)...))
+	}
+	if full := fullNode(proxy); f.refuses(full) != "" {
+		report(t, errors.Join(build(t, full).refusal(t, f, table)...))
+	}
+}
+
+// refusal proves that the preflight refuses the node, says why and what to do
+// about it, and leaves everything as it is.
+func (w *world) refusal(t *testing.T, f Factory, table *Table) (errs []error) {
+	before, err := w.snapshot()
+	if err != nil {
+		return []error{err}
+	}
+	h := start(t, w, f)
+	switch r := h.Preflight(); {
+	case !errors.Is(r.Err, intercept.ErrNotSupported):
+		errs = append(errs, fmt.Errorf("preflight says %v, want that this node is not supported", r.Err))
+	case !strings.Contains(r.Err.Error(), f.refuses(w.node)):
+		errs = append(errs, fmt.Errorf("preflight refuses with %q, want %q in it", r.Err, f.refuses(w.node)))
+	case r.Remedy == "":
+		errs = append(errs, fmt.Errorf("preflight refuses (%w) and names no remedy", r.Err))
+	}
+	refused := errors.Join(errs...)
+	for _, c := range w.cells("kas", "other") {
+		err := reachesKAS(c)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("after a refusal: %s %s: %w", c, c.to.addr, err))
+		}
+		table.set(c.String(), w.node.KubeProxy, "refused", errors.Join(refused, err))
+	}
+	return append(errs, h.End(), leftovers(w, before))
 }
 
 // RunBridge is the matrix for pods on a bridge, with and without bridged
@@ -98,18 +142,20 @@ func RunBridge(t *testing.T, f Factory) {
 	netns.Require(t)
 	for _, nf := range []bool{false, true} {
 		t.Run(fmt.Sprintf("bridge-nf=%t", nf), func(t *testing.T) {
-			w := build(t, netns.IptablesNFT, nf)
-			for _, err := range w.matrix(t, f, &Table{}) {
-				t.Error(err)
+			n := Node{netns.IptablesNFT, true, nf}
+			run := (*world).matrix
+			if f.refuses(n) != "" {
+				run = (*world).refusal
 			}
+			report(t, errors.Join(run(build(t, n), t, f, &Table{})...))
 		})
 	}
 }
 
 // build makes a world that ends with the test.
-func build(t *testing.T, proxy netns.KubeProxy, bridgeNF bool) *world {
+func build(t *testing.T, n Node) *world {
 	t.Helper()
-	w, err := newWorld(proxy, bridgeNF)
+	w, err := newWorld(n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +193,9 @@ func (w *world) matrix(t *testing.T, f Factory, table *Table) (errs []error) {
 		for _, c := range cells {
 			err := one(c)
 			if c.to.kind == "place" {
-				table.set(c.String(), w.proxy, "ok", err)
+				table.set(c.String(), w.node.KubeProxy, "ok", err)
 			} else {
-				table.set(c.String(), w.proxy, word, err)
+				table.set(c.String(), w.node.KubeProxy, word, err)
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("%s: %s %s: %w", what, c, c.to.addr, err))
@@ -169,6 +215,7 @@ func (w *world) matrix(t *testing.T, f Factory, table *Table) (errs []error) {
 	if f.Places != nil {
 		check("with the mode on", own, reachesKAS)
 	}
+	errs = append(errs, w.attached(f.Hooks))
 	errs = append(errs, w.bystanders()...)
 	if err := errors.Join(h.Close(), h.Cleanup()); err != nil {
 		return append(errs, err)

@@ -15,10 +15,11 @@ var nftFactory = Factory{
 	Cleanup: nft.Cleanup,
 }
 
-func TestNFT_Matrix(t *testing.T)             { Run(t, nftFactory) }
-func TestCase_B37_BridgePodsNFT(t *testing.T) { RunBridge(t, nftFactory) }
-func TestNFT_Death(t *testing.T)              { RunDeath(t, nftFactory) }
-func TestNFT_States(t *testing.T)             { RunStates(t, nftFactory) }
-func TestNFT_Existing(t *testing.T)           { RunExisting(t, nftFactory) }
-func TestNFT_OwnMark(t *testing.T)            { RunOwnMark(t, nftFactory) }
-func TestNFT_Cleanup(t *testing.T)            { RunCleanup(t, nftFactory) }
+func TestNFT_Matrix(t *testing.T)              { Run(t, nftFactory) }
+func TestCase_B37_BridgePodsNFT(t *testing.T)  { RunBridge(t, nftFactory) }
+func TestNFT_Death(t *testing.T)               { RunDeath(t, nftFactory) }
+func TestNFT_States(t *testing.T)              { RunStates(t, nftFactory) }
+func TestNFT_Existing(t *testing.T)            { RunExisting(t, nftFactory) }
+func TestNFT_OwnMark(t *testing.T)             { RunOwnMark(t, nftFactory) }
+func TestNFT_Cleanup(t *testing.T)             { RunCleanup(t, nftFactory) }
+func TestCase_B98_PolicyCellsNFT(t *testing.T) { RunPolicy(t, nftFactory) }

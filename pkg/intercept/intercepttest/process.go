@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kasway/kasway/pkg/access"
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 	"github.com/kasway/kasway/tests/netns"
@@ -51,8 +52,8 @@ func Start(node *netns.Host, f Factory) (*Holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Holder{cmd: node.Command(exe), log: &buffer{}, last: State(rules.Refuse)}
-	h.cmd.Env = append(os.Environ(), holderEnv+"="+f.Name)
+	h := &Holder{cmd: node.Command(exe).Cgroup(netns.AgentUnit).BPFFS(), log: &buffer{}, last: State(rules.Refuse)}
+	h.cmd.Env = append(os.Environ(), holderEnv+"="+f.Name, cgroupEnv+"="+node.Cgroup())
 	h.cmd.Stderr = h.log
 	// A child of the holder must not keep Wait waiting for the end of stderr.
 	h.cmd.WaitDelay = time.Second
@@ -75,8 +76,13 @@ func Start(node *netns.Host, f Factory) (*Holder, error) {
 func (h *Holder) Log() string { return h.log.String() }
 
 func (h *Holder) call(op string, s rules.State) (reply, error) {
+	return h.send(request{Op: op, State: s})
+}
+
+func (h *Holder) send(q request) (reply, error) {
+	op := q.Op
 	var r reply
-	if err := h.requests.Encode(request{op, s}); err != nil {
+	if err := h.requests.Encode(q); err != nil {
 		return r, fmt.Errorf("%s: the holder is gone: %w", op, err)
 	}
 	if err := h.replies.Decode(&r); err != nil {
@@ -88,11 +94,20 @@ func (h *Holder) call(op string, s rules.State) (reply, error) {
 	return r, nil
 }
 
-// Preflight is the mode's; of its error only the text is kept.
+// Preflight is the mode's; of its error the text is kept, and whether it is
+// intercept.ErrNotSupported.
 func (h *Holder) Preflight() intercept.Report {
 	r, err := h.call("preflight", rules.State{})
+	if r.NotSupported {
+		err = notSupported{err}
+	}
 	return intercept.Report{Err: err, Remedy: r.Remedy, Notes: r.Notes}
 }
+
+// notSupported is an error that is intercept.ErrNotSupported besides.
+type notSupported struct{ error }
+
+func (notSupported) Is(target error) bool { return target == intercept.ErrNotSupported }
 
 // Apply opens listeners for new targets and applies s. It returns the state
 // with the ports that were chosen.
@@ -118,6 +133,12 @@ func (h *Holder) Repair() ([]intercept.Damage, error) {
 		_, err = h.Apply(h.last)
 	}
 	return damage, err
+}
+
+// Guard puts the agent's guard before what the holder serves from now on.
+func (h *Holder) Guard(rules ...access.ClientRule) error {
+	_, err := h.send(request{Op: "guard", State: h.last, Guard: rules})
+	return err
 }
 
 // Close closes the mode; the listeners stay open.

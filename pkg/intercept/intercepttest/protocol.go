@@ -86,8 +86,14 @@ func (a *answerer) converse(c net.Conn, who, side string) {
 }
 
 // Converse answers every line that comes over c, until its end. It does not
-// close c.
+// close c, but resets it if the holder's guard refuses the client.
 func Converse(c net.Conn, who, side string) {
+	if !admitted(c, who, side) {
+		if t, ok := c.(interface{ SetLinger(sec int) error }); ok {
+			_ = t.SetLinger(0)
+		}
+		return
+	}
 	answer := Answer{Who: who, Side: side, ID: lastID.Add(1), Peer: addrPort(c.RemoteAddr()), Local: addrPort(c.LocalAddr())}
 	lines := bufio.NewScanner(c)
 	for lines.Scan() {

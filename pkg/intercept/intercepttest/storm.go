@@ -51,7 +51,6 @@ type storm struct {
 	wg      sync.WaitGroup
 	mu      sync.Mutex
 	records []record
-	err     error // why a worker could not work
 }
 
 // newStorm starts one worker for each cell.
@@ -60,23 +59,19 @@ func newStorm(cells []cell) *storm {
 	s := &storm{workers: len(cells), stop: stop}
 	for _, c := range cells {
 		s.wg.Go(func() {
-			err := c.client.Do(func() error { return s.work(ctx, c) })
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.err = errors.Join(s.err, err)
+			s.work(ctx, c)
 		})
 	}
 	return s
 }
 
-// work runs on a thread in the client's namespace.
-func (s *storm) work(ctx context.Context, c cell) error {
+func (s *storm) work(ctx context.Context, c cell) {
 	tick := time.NewTicker(pace)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-tick.C:
 		}
 		r := once(c)
@@ -97,7 +92,7 @@ const (
 func once(c cell) record {
 	r := record{cell: c, begun: time.Now()}
 	d := net.Dialer{Timeout: connectLimit}
-	conn, err := d.Dial("tcp", c.to.addr.String())
+	conn, err := c.client.DialWith(context.Background(), &d, "tcp", c.to.addr.String())
 	r.connect = time.Since(r.begun)
 	if err == nil {
 		flow := NewFlow(conn)
@@ -142,10 +137,10 @@ func (s *storm) snapshot() []record {
 }
 
 // end stops the workers and returns everything.
-func (s *storm) end() ([]record, error) {
+func (s *storm) end() []record {
 	s.stop()
 	s.wg.Wait()
-	return s.records, s.err
+	return s.records
 }
 
 // proceed waits until every worker has finished n connections that began

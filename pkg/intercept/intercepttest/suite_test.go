@@ -37,7 +37,7 @@ func TestReferencePasses(t *testing.T) {
 	for name, run := range parts {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if err := run(t, build(t, netns.IptablesNFT, true), f); err != nil {
+			if err := run(t, build(t, f.node(netns.IptablesNFT)), f); err != nil {
 				t.Error(err)
 			}
 		})
@@ -89,7 +89,7 @@ func TestSuiteNoticesFaults(t *testing.T) {
 	} {
 		t.Run(c.fault+"/"+c.part, func(t *testing.T) {
 			t.Parallel()
-			err := parts[c.part](t, build(t, netns.NoKubeProxy, true), referenceFactory(c.fault))
+			err := parts[c.part](t, build(t, fullNode(netns.NoKubeProxy)), referenceFactory(c.fault))
 			if err == nil || !strings.Contains(err.Error(), c.saying) {
 				t.Errorf("want an error saying %q, got: %v", c.saying, err)
 			}

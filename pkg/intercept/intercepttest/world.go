@@ -98,15 +98,24 @@ func (c cell) own() netip.Addr {
 	return c.client.Addr4
 }
 
+// Node is what of a node a preflight may have to judge.
+type Node struct {
+	KubeProxy netns.KubeProxy
+	// BridgePods: there are pods on a bridge. BridgeNF: its packets pass the
+	// host's packet filters.
+	BridgePods, BridgeNF bool
+}
+
 // world is a topology with a KAS that answers and one kind of kube-proxy.
 type world struct {
 	*netns.Topology
-	proxy netns.KubeProxy
-	kas   *answerer
+	node Node
+	kas  *answerer
 }
 
 // newWorld builds it; the caller closes it.
-func newWorld(proxy netns.KubeProxy, bridgeNF bool) (*world, error) {
+func newWorld(n Node) (*world, error) {
+	proxy := n.KubeProxy
 	plan := netns.DefaultPlan()
 	plan.KAS = nil
 	var services []netns.Service
@@ -123,11 +132,15 @@ func newWorld(proxy netns.KubeProxy, bridgeNF bool) (*world, error) {
 				Pods:      []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16"), netip.MustParsePrefix("fd00:77::/32")}[i]})
 		}
 	}
-	topo, err := netns.Build(netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: bridgeNF, Plan: &plan})
+	spec := netns.Spec{RoutedPods: 1, BridgeNF: n.BridgeNF, Plan: &plan}
+	if n.BridgePods {
+		spec.BridgePods = 1
+	}
+	topo, err := netns.Build(spec)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Topology: topo, proxy: proxy, kas: newAnswerer()}
+	w := &world{Topology: topo, node: n, kas: newAnswerer()}
 	err = topo.Node.InstallKubeProxy(proxy, services...)
 	for _, a := range plan.KAS {
 		for _, port := range []uint16{servicePort, endpointPort, otherPort} {
@@ -158,11 +171,14 @@ func (w *world) close() error {
 
 // clients are cells without a destination.
 func (w *world) clients() []cell {
-	return []cell{
+	all := []cell{
 		{client: w.Node, label: "host"},
 		{client: w.RoutedPods[0], label: "routed pod", pod: true},
-		{client: w.BridgedPods[0], label: "bridge pod", pod: true},
 	}
+	for _, p := range w.BridgedPods {
+		all = append(all, cell{client: p, label: "bridge pod", pod: true})
+	}
+	return all
 }
 
 // taken are all cells for the given targets whose connections mode f takes:
@@ -189,7 +205,7 @@ func (w *world) cells(names ...string) (all []cell) {
 			for i, v6 := range []bool{false, true} {
 				ep := netip.AddrPortFrom(t.address[i], endpointPort)
 				svc := destination{t.name, "ClusterIP", v6, netip.AddrPortFrom(t.cluster[i], servicePort), ep}
-				if w.proxy == netns.NoKubeProxy {
+				if w.node.KubeProxy == netns.NoKubeProxy {
 					svc.endpoint = svc.addr
 				}
 				for _, d := range []destination{svc, {t.name, "endpoint", v6, ep, ep}} {

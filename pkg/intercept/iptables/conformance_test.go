@@ -28,3 +28,4 @@ func TestConformance_States(t *testing.T)   { intercepttest.RunStates(t, factory
 func TestConformance_Existing(t *testing.T) { intercepttest.RunExisting(t, factory) }
 func TestConformance_OwnMark(t *testing.T)  { intercepttest.RunOwnMark(t, factory) }
 func TestConformance_Cleanup(t *testing.T)  { intercepttest.RunCleanup(t, factory) }
+func TestCase_B98_PolicyCells(t *testing.T) { intercepttest.RunPolicy(t, factory) }
