@@ -229,3 +229,38 @@ func wantPrintable(t *testing.T, e *logrus.Entry) {
 		}
 	}
 }
+
+// What finding out costs each connection.
+func BenchmarkWho(b *testing.B) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer shut(l)
+	client, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer shut(client)
+	c, err := l.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer shut(c)
+	sockets, err := NewSockets()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer shut(sockets)
+	x, err := workload.NewIndex("/sys/fs/cgroup/unified")
+	if err != nil {
+		b.Skip(err)
+	}
+	w := NewWho(WhoConfig{Sockets: sockets, Workloads: x})
+	t := Taken{Conn: c.(*net.TCPConn), Peer: unmapped(client.LocalAddr()), Local: unmapped(l.Addr()), FromHost: true}
+	for b.Loop() {
+		if got, err := w.find(t); err != nil || !got.WorkloadKnown {
+			b.Fatalf("%+v, %v", got, err)
+		}
+	}
+}
