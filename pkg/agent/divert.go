@@ -114,7 +114,7 @@ func (a *Agent) follow(ctx, life context.Context, f following) error {
 			if !a.standBy(ctx, life, r) {
 				return nil
 			}
-			a.resume()
+			a.resume(ctx)
 			keep = a.keep(f.applied)
 			failing = errAnew
 		case <-f.before.answered:

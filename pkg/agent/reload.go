@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"time"
@@ -111,9 +112,14 @@ func (a *Agent) handOver(r *intercept.Request) {
 	a.log.WithField("pid", a.child.PID).Info("reload: handed over")
 }
 
-// resume is for an agent that diverts again.
-func (a *Agent) resume() {
+// resume is for an agent that is to divert again.
+func (a *Agent) resume(ctx context.Context) {
 	a.log.Info("diverting again")
+	if a.placed.fixed {
+		if err := a.listeners.Refuse(ctx, nil); err != nil {
+			a.log.WithError(err).Error("the listeners cannot be opened again yet")
+		}
+	}
 	a.role.draining(DrainStatus{})
 	a.role.enter(PhaseDiverting)
 	if a.handedOver {
