@@ -56,10 +56,11 @@ chaos: deps build ## kill -9 and SIGSTOP of the agent under load, in every mode
 mutants: deps ## small faults that the tests must notice (FULL=1: all of them)
 	@$(GO) run ./tests/mutants
 
-generate: go ## generated files, anew (needs protoc)
+generate: root ## generated files, anew: protobuf and BPF
+	@hack/deps.sh generate
 	@PATH="$(CURDIR)/bin/tools:$$PATH" && export PATH && mkdir -p bin/tools && \
-	 $(GO) build -modfile=hack/tools/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc && \
-	 $(GO) generate ./...
+	 $(GO) build -modfile=hack/tools/go.mod -o bin/tools/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc github.com/cilium/ebpf/cmd/bpf2go && \
+	 BPF2GO_CFLAGS="-O2 -g -Wall -Werror -I/usr/include/$$(uname -m)-linux-gnu" $(GO) generate ./...
 
 lint: go ## gofmt, vet, staticcheck, errcheck, errorlint, misspell, go mod tidy
 	@hack/lint.sh "$(TOOL)"

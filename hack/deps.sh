@@ -4,16 +4,19 @@
 # missing; one line when something is installed or cannot be.
 #   test  what `make demo` and `make test` need (the default)
 #   kube  what `make test-kube` needs besides
+#   generate  what `make generate` needs
 set -eu
 test="iproute2 nftables iptables ipset curl procps"
 kube="$test containerd runc containernetworking-plugins conntrack openssl"
+generate="clang llvm libbpf-dev linux-libc-dev protobuf-compiler"
 
 want=
 for group in "${@:-test}"; do
 	case $group in
 	test) want="$want $test" ;;
 	kube) want="$want $kube" ;;
-	*) echo "deps.sh: unknown group $group (test, kube)" >&2; exit 2 ;;
+	generate) want="$want $generate" ;;
+	*) echo "deps.sh: unknown group $group (test, kube, generate)" >&2; exit 2 ;;
 	esac
 done
 missing=

@@ -27,6 +27,7 @@ type OwnSockets struct {
 
 	mu    sync.Mutex
 	ports map[ownPort]*net.TCPConn // nil: still connecting
+	watch func(cookie uint64)      // nil: nobody asks
 }
 
 // ownPort is a port of this host; the two families have their own.
@@ -106,6 +107,7 @@ func (a *attempts) control(_ context.Context, network, address string, c syscall
 	if err := a.own.Control(network, address, c); err != nil {
 		return err
 	}
+	a.own.announce(c)
 	var port ownPort
 	if err := c.Control(func(fd uintptr) { port = bindEarly(int(fd)) }); err != nil {
 		return err
@@ -166,6 +168,46 @@ func (o *OwnSockets) Has(peer netip.AddrPort) bool {
 		return false
 	}
 	return ok
+}
+
+// Watch calls f with the cookie (SO_COOKIE) of every socket that is open, and of
+// each one to come before it connects, until stop is called. There is one watcher
+// at a time: a second one takes the place of the first. f must not block.
+func (o *OwnSockets) Watch(f func(cookie uint64)) (stop func()) {
+	o.mu.Lock()
+	o.watch = f
+	var open []*net.TCPConn
+	for _, c := range o.ports {
+		if c != nil {
+			open = append(open, c)
+		}
+	}
+	o.mu.Unlock()
+	for _, c := range open {
+		if raw, err := c.SyscallConn(); err == nil {
+			o.announce(raw)
+		}
+	}
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.watch = nil
+	}
+}
+
+// announce tells the watcher of a socket; one that is closed has no cookie.
+func (o *OwnSockets) announce(c syscall.RawConn) {
+	o.mu.Lock()
+	watch := o.watch
+	o.mu.Unlock()
+	if watch == nil {
+		return
+	}
+	_ = c.Control(func(fd uintptr) {
+		if cookie, err := unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err == nil {
+			watch(cookie)
+		}
+	})
 }
 
 // Remotes are the addresses that our open connections lead to.

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0
+// What happens to one connect. This is the whole decision: nothing else in the
+// kernel or in the agent has a say in it. rules.State.Match is its twin in Go, and
+// a test proves them equal.
+#pragma once
+#include "types.h"
+
+// kw_host tells a process of the host from one of a pod.
+static __always_inline int kw_host(const struct kw_cfg *c, __u64 netns)
+{
+	return netns == c->host_netns;
+}
+
+// kw_listener is the index of a listener's port.
+static __always_inline int kw_listener(int host, int v6)
+{
+	return (host ? 0 : 2) + (v6 ? 1 : 0);
+}
+
+// kw_decide returns a verdict about a connect to a target's address t. It reads
+// nothing but its arguments.
+static __always_inline enum kw_verdict kw_decide(const struct kw_cfg *c, const struct kw_target *t,
+						 const struct kw_connect *in)
+{
+	int host = kw_host(c, in->netns);
+
+	// Our own, by mark or by cookie: what we carry must not come back to us.
+	if (c->mark_mask && (in->mark & c->mark_mask) == c->mark)
+		return KW_OWN;
+	if (in->own)
+		return KW_OWN;
+	if (host ? !c->host : !c->pods)
+		return KW_PASS;
+	// Bound to a device, a socket of the host cannot reach lo.
+	if (host && in->bound_dev)
+		return KW_DEVICE;
+	// A dead or frozen agent: by its setting.
+	if (in->now - in->beat > c->max_age)
+		return c->refuse_when_down ? KW_STALE_REFUSED : KW_STALE_PASSED;
+	if (t->refused)
+		return KW_REFUSED;
+	if (!t->port[kw_listener(host, in->v6)])
+		return KW_PASS; // no listener of that family
+	return KW_DIVERTED;
+}

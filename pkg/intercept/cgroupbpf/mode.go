@@ -1,0 +1,221 @@
+package cgroupbpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/rules"
+)
+
+// Config is what a Mode needs of its surroundings; the zero value works.
+type Config struct {
+	// Cgroup is Auto, or the directory of a cgroup below which alone is diverted;
+	// "" means Auto.
+	Cgroup string
+	// PinDir is where programs are pinned; "" means DefaultPinDir.
+	PinDir string
+	// Own are the agent's own sockets, exempt by their cookies as well as by the
+	// mark; may be nil.
+	Own *intercept.OwnSockets
+	// Log may be nil.
+	Log logrus.FieldLogger
+	// Metrics and Heartbeat may be nil.
+	Metrics   *Metrics
+	Heartbeat *intercept.Metrics
+}
+
+func (c Config) withDefaults() Config {
+	if c.Cgroup == "" {
+		c.Cgroup = Auto
+	}
+	if c.PinDir == "" {
+		c.PinDir = DefaultPinDir
+	}
+	if c.Log == nil {
+		l := logrus.New()
+		l.SetOutput(io.Discard)
+		c.Log = l
+	}
+	if c.Metrics == nil {
+		c.Metrics = NewMetrics(nil)
+	}
+	return c
+}
+
+// Mode implements intercept.Mode and intercept.Attributor with programs on the
+// hooks of a cgroup. Pods are told from the host by the network namespace of the
+// thread that calls the first Apply.
+type Mode struct {
+	cfg Config
+
+	mu        sync.Mutex
+	installed *installed
+	stop      func() // ends the heartbeat; nil: not diverting
+	unwatch   func()
+
+	whose sync.RWMutex
+	flows *flows // of the last installation; they outlive Close, as connections do
+}
+
+var (
+	_ intercept.Mode       = (*Mode)(nil)
+	_ intercept.Attributor = (*Mode)(nil)
+)
+
+// New makes a Mode that has installed nothing yet.
+func New(cfg Config) *Mode { return &Mode{cfg: cfg.withDefaults()} }
+
+// Name is the mode's name in the configuration.
+func (m *Mode) Name() string { return "ebpf" }
+
+// Apply implements intercept.Mode. A connect sees all of the former state or all
+// of this one. A failed Apply leaves what was in force.
+func (m *Mode) Apply(ctx context.Context, s rules.State) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("ebpf: applying: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.install(s); err != nil {
+		return fmt.Errorf("ebpf: applying: %w", err)
+	}
+	if m.stop == nil {
+		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
+	}
+	return nil
+}
+
+// install loads programs if there are none, gives them s, and then sees that they
+// are what the hooks run.
+func (m *Mode) install(s rules.State) (err error) {
+	in := m.installed
+	if in != nil && !in.root.there() {
+		m.cfg.Log.WithField("cgroup", in.root.Path).Warn("ebpf: the cgroup that the programs were attached to is gone: attaching anew")
+		m.installed = nil
+		m.forget()
+		if err := in.close(); err != nil {
+			return err
+		}
+		in = nil
+	}
+	if in == nil {
+		if in, err = m.load(); err != nil {
+			return err
+		}
+	}
+	if err = errors.Join(in.set(s), in.beat()); err == nil {
+		err = in.hook()
+	}
+	if err != nil && m.installed == nil {
+		m.forget()
+		return errors.Join(err, in.close())
+	}
+	if err != nil {
+		return err
+	}
+	m.installed = in
+	return nil
+}
+
+// load makes an installation that is attached nowhere yet.
+func (m *Mode) load() (*installed, error) {
+	root, err := FindRoot(m.cfg.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	fs, err := FindBPFFS(m.cfg.PinDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := fs.Ensure(); err != nil {
+		return nil, err
+	}
+	netns, err := hostNamespace(root.Path)
+	if err != nil {
+		return nil, err
+	}
+	in, err := newInstalled(root, m.cfg.PinDir, netns)
+	if err != nil {
+		return nil, err
+	}
+	flows, err := in.flows()
+	if err != nil {
+		return nil, errors.Join(err, in.close())
+	}
+	m.know(flows)
+	m.cfg.Metrics.read(in.objects.KwCounts)
+	if m.cfg.Own != nil {
+		m.unwatch = m.cfg.Own.Watch(in.exempt)
+	}
+	return in, nil
+}
+
+// know replaces what Attribute looks at.
+func (m *Mode) know(f *flows) {
+	m.whose.Lock()
+	defer m.whose.Unlock()
+	if old := m.flows; old != nil {
+		_, _ = old.host.Close(), old.pods.Close() // only read from
+	}
+	m.flows = f
+}
+
+// forget ends what load has begun.
+func (m *Mode) forget() {
+	m.cfg.Metrics.read(nil)
+	if m.unwatch != nil {
+		m.unwatch()
+		m.unwatch = nil
+	}
+}
+
+// beat renews the heartbeat of what is installed.
+func (m *Mode) beat() error {
+	if !m.mu.TryLock() {
+		return nil // an Apply is at work, which beats as well
+	}
+	defer m.mu.Unlock()
+	if m.installed == nil {
+		return nil
+	}
+	return m.installed.beat()
+}
+
+// Close implements intercept.Mode. Where WhenDown is Refuse, connects are refused
+// from now on by what stays pinned. Of another agent that has taken over nothing
+// is touched. A second Close does nothing; Apply may follow.
+func (m *Mode) Close() error {
+	m.mu.Lock()
+	stop := m.stop
+	m.stop = nil
+	m.mu.Unlock()
+	if stop == nil {
+		return nil
+	}
+	stop() // outside the lock, which the last beat needs
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in := m.installed
+	m.installed = nil
+	m.forget()
+	if err := errors.Join(in.unhook(), in.close()); err != nil {
+		return fmt.Errorf("ebpf: closing: %w", err)
+	}
+	return nil
+}
+
+// Detail says where the programs are attached, for status.
+func (m *Mode) Detail() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.installed == nil {
+		return nil
+	}
+	return []string{"attached to " + m.installed.root.String() + ", pinned to " + m.installed.dir}
+}

@@ -1,0 +1,84 @@
+package cgroupbpf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/kasway/kasway/pkg/intercept"
+)
+
+const (
+	suspectPins   = "rm below " + BPFFSPoint + "; a remount of the bpffs"
+	suspectDetach = "`bpftool link detach`; a security agent that removes programs that it does not know"
+	suspectCgroup = "a container runtime or systemd that removed the cgroup"
+)
+
+// programPrefix begins the names of our programs.
+const programPrefix = "kw_"
+
+// Verify implements intercept.Mode. That another agent of ours has taken over is
+// no damage.
+func (m *Mode) Verify(ctx context.Context) (damage []intercept.Damage, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.installed == nil {
+		return nil, nil
+	}
+	if !m.installed.root.there() {
+		return []intercept.Damage{{What: "cgroup " + m.installed.root.Path + " is gone, and with it every hook", Suspects: suspectCgroup}}, nil
+	}
+	var errs []error
+	for _, h := range hooks {
+		d, err := m.installed.verify(h)
+		errs = append(errs, err)
+		if d.What != "" {
+			damage = append(damage, d)
+		}
+	}
+	return damage, errors.Join(errs...)
+}
+
+// verify returns the zero Damage if h runs what it should.
+func (in *installed) verify(h hook) (d intercept.Damage, err error) {
+	path := filepath.Join(in.dir, h.name)
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return intercept.Damage{What: "pin " + path + " is missing", Suspects: suspectPins}, nil
+	}
+	if err != nil {
+		return d, fmt.Errorf("looking at %s: %w", path, err)
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return d, fmt.Errorf("looking at the link of %s: %w", h.name, err)
+	}
+	switch own := in.links[h.name]; {
+	case detached(info):
+		return intercept.Damage{What: "program of " + h.name + " is attached no longer", Suspects: suspectDetach}, nil
+	case own == nil || info.Program == own.program || ours(info.Program):
+		return d, nil
+	}
+	return intercept.Damage{What: "the program of " + h.name + " has been replaced by another one", Suspects: suspectDetach}, nil
+}
+
+// ours reports that a program is one of Kasway's, of whichever agent.
+func ours(id ebpf.ProgramID) bool {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	info, err := p.Info()
+	return err == nil && strings.HasPrefix(info.Name, programPrefix)
+}
