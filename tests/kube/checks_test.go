@@ -4,6 +4,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,7 +48,7 @@ func checks(c bed.Config) []check {
 			onEach("pod of the host's network to "+url, podGets("kube-system_hostget", url)),
 			onEach("host to "+url, hostGets(url)))
 	}
-	return append(all, onEach("host to a Service of pods", hostReachesWeb))
+	return append(all, onEach("host to a Service of pods", hostReachesWeb), onEach("conns names the clients", connsNames))
 }
 
 // onEach is a check that every node must pass.
@@ -276,4 +277,48 @@ func hostGets(url string) func(context.Context, *bed.Bed, *bed.Node) error {
 func hostReachesWeb(ctx context.Context, _ *bed.Bed, n *bed.Node) error {
 	_, err := n.Run(ctx, "curl", "-sS", "-m", "2", "--fail", bed.WebURL)
 	return err
+}
+
+// connsNames: the agent knows kubelet and kube-proxy by their units and, where it
+// sees the connect itself, the pod that watches by its uid.
+func connsNames(ctx context.Context, b *bed.Bed, n *bed.Node) error {
+	out, err := n.Ask(ctx, "conns", "-o", "json")
+	if err != nil {
+		return err
+	}
+	var conns []struct {
+		Unit, PodUID, State string
+		Pod                 bool
+	}
+	if err := json.Unmarshal([]byte(out), &conns); err != nil {
+		return err
+	}
+	names := map[string]int{}
+	for _, c := range conns {
+		switch {
+		case c.State != "open":
+		case c.Pod:
+			names[c.PodUID]++
+		default:
+			names[c.Unit]++
+		}
+	}
+	want := []string{"kubelet.service", "kube-proxy.service"}
+	if b.Mode == "ebpf" {
+		pods, err := pods(ctx, b)
+		if err != nil {
+			return err
+		}
+		for _, p := range pods {
+			if p.Spec.NodeName == n.Name && strings.HasPrefix(p.Metadata.Name, "podget-") {
+				want = append(want, p.Metadata.UID)
+			}
+		}
+	}
+	for _, name := range want {
+		if names[name] == 0 {
+			return fmt.Errorf("%s is not among these: %s", name, out)
+		}
+	}
+	return nil
 }

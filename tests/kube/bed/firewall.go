@@ -33,6 +33,7 @@ table inet fw {
 	chain output {
 		type filter hook output priority 0; policy accept
 		oifname != "cp0" accept
+		jump direct
 		ct state { established, related } accept
 		icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert, nd-router-solicit, mld-listener-report, mld2-listener-report } accept
 		counter name out jump note
@@ -167,11 +168,14 @@ func (b *Bed) OpenDirect(ctx context.Context) error {
 	return nft(ctx, "add rule inet fw direct tcp dport "+kasPort+" accept")
 }
 
-// CloseDirect ends that: connections of that way are reset at their next packet.
+// CloseDirect ends that: connections of that way are reset at their next packet,
+// whoever sends it, and new ones dropped like everything else.
 func (b *Bed) CloseDirect(ctx context.Context) error {
-	return nft(ctx, "flush chain inet fw direct\n"+
-		"add rule inet fw direct tcp dport "+kasPort+" tcp flags rst accept\n"+
-		"add rule inet fw direct tcp dport "+kasPort+" ct state established reject with tcp reset")
+	return nft(ctx, `flush chain inet fw direct
+		add rule inet fw direct tcp dport `+kasPort+` tcp flags rst accept
+		add rule inet fw direct tcp sport `+kasPort+` tcp flags rst accept
+		add rule inet fw direct tcp dport `+kasPort+` tcp flags & (syn | ack) != syn reject with tcp reset
+		add rule inet fw direct tcp sport `+kasPort+` reject with tcp reset`)
 }
 
 // RefuseUpstream takes the KAS from Kasway's server: connections that it has are

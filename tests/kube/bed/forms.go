@@ -102,7 +102,7 @@ func (b *Bed) daemonSet(ctx context.Context) error {
 // the last one is ready and its predecessor gone.
 func (b *Bed) RollAgent(ctx context.Context) error {
 	for _, args := range [][]string{
-		{"rollout", "restart"}, {"rollout", "status", "--timeout=3m"},
+		{"rollout", "restart"}, {"rollout", "status", "--timeout=90s"},
 	} {
 		args = append([]string{"-n", namespace}, append(args, "daemonset/"+Agent)...)
 		if out, err := b.Kubectl(ctx, nil, args...).CombinedOutput(); err != nil {

@@ -94,6 +94,28 @@ func (n *Node) boot(ctx context.Context) error {
 	})
 }
 
+// Found is the node of that name in a bed that another run has brought up.
+func (b *Bed) Found(name string) (*Node, error) {
+	for _, n := range b.Nodes {
+		if n.Name != name {
+			continue
+		}
+		text, err := os.ReadFile(b.Path("pid", n.named(boot)))
+		if err != nil {
+			return nil, fmt.Errorf("%s is not up: %w", name, err)
+		}
+		var pid int
+		if _, err := fmt.Sscan(string(text), &pid); err != nil {
+			return nil, err
+		}
+		if n.init, err = child(pid); err != nil {
+			return nil, fmt.Errorf("%s is not up: %w", name, err)
+		}
+		return n, nil
+	}
+	return nil, fmt.Errorf("there is no node %q", name)
+}
+
 // env is what the node's scripts are handed.
 func (n *Node) env() []string {
 	return []string{

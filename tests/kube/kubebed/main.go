@@ -2,6 +2,7 @@
 //
 //	go run ./tests/kube/kubebed up [-proxy nftables] [-form staticpod] [-nodes 2] [-bootstrap] [-dual]
 //	go run ./tests/kube/kubebed kubectl get pods -A
+//	go run ./tests/kube/kubebed on node1 kasway-agent status
 //	go run ./tests/kube/kubebed down
 //
 // Logs, certificates and configurations are in the folder that up prints. down
@@ -28,13 +29,15 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("usage: kubebed up [FLAG...] | kubectl ARG... | down")
+		return fmt.Errorf("usage: kubebed up [FLAG...] | kubectl ARG... | on NODE COMMAND... | down")
 	}
 	switch args[0] {
 	case "up":
 		return up(args[1:])
 	case "kubectl":
 		return kubectl(args[1:])
+	case "on":
+		return on(args[1:])
 	case "down":
 		unlock, err := bed.Lock()
 		if err != nil {
@@ -43,7 +46,7 @@ func run(args []string) error {
 		defer unlock()
 		return bed.Down()
 	}
-	return fmt.Errorf("unknown command %q (up, kubectl, down)", args[0])
+	return fmt.Errorf("unknown command %q (up, kubectl, on, down)", args[0])
 }
 
 func up(args []string) error {
@@ -92,4 +95,25 @@ func kubectl(args []string) error {
 	cmd := bed.New(bed.Config{}, bin).Kubectl(context.Background(), os.Stdin, args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	return cmd.Run()
+}
+
+// on runs a command as a host process of a node.
+func on(args []string) error {
+	if len(args) < 2 {
+		return fmt.Errorf("usage: kubebed on NODE COMMAND...")
+	}
+	bin, err := bed.Build(context.Background())
+	if err != nil {
+		return err
+	}
+	n, err := bed.New(bed.Config{Nodes: bed.MaxNodes}, bin).Found(args[0])
+	if err != nil {
+		return err
+	}
+	if argv := args[1:]; argv[0] == bed.Agent {
+		argv[0] = bin.Agent
+	}
+	out, err := n.Run(context.Background(), args[1:]...)
+	fmt.Print(out)
+	return err
 }
