@@ -82,3 +82,17 @@ func attachedBelow(dir string) (lines []string, err error) {
 	})
 	return lines, err
 }
+
+// Around is what a mode might leave around the node in places that are this
+// topology's own: programs on its cgroups, cgroups, pins, and files in trees.
+func (t *Topology) Around(trees ...string) (Around, error) {
+	pins, err := t.BPFFS()
+	if err != nil {
+		return Around{}, err
+	}
+	a := Around{Trees: append([]string{pins}, trees...)}
+	if dir := t.NodeCgroup(); dir != "" {
+		a.Cgroups, a.Trees = []string{dir}, append(a.Trees, dir)
+	}
+	return a, nil
+}

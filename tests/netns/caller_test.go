@@ -200,3 +200,47 @@ func BenchmarkDial(b *testing.B) {
 		c.Close()
 	}
 }
+
+// A starved process does next to nothing, and goes on afterwards.
+func TestStarve(t *testing.T) {
+	topo := New(t, Spec{})
+	cmd := topo.Node.Command("sh", "-c", "while :; do :; done")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	used := func() (ticks int) {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/stat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks, _ = strconv.Atoi(strings.Fields(string(stat))[13])
+		return ticks
+	}
+	runs := func(ticks int) error {
+		from := used()
+		return Poll(10*time.Second, func() error {
+			if used() < from+ticks {
+				return errors.New("it does not run")
+			}
+			return nil
+		})
+	}
+	if err := runs(10); err != nil {
+		t.Fatal(err)
+	}
+	release, err := cmd.Starve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := used()
+	<-time.After(time.Second) // there is nothing to wait for
+	if ticks := used() - from; ticks > 5 {
+		t.Errorf("starved for a second it ran for %d hundredths of one", ticks)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if err := runs(10); err != nil {
+		t.Errorf("after its release: %v", err)
+	}
+}

@@ -112,6 +112,7 @@ func removeByName(name string) error {
 	if root, err := CgroupRoot(); err == nil {
 		errs = append(errs, removeCgroup(filepath.Join(root, name)))
 	}
+	errs = append(errs, removeCPUGroup(name))
 	spaces, _ := filepath.Glob(filepath.Join(netnsDir, name+"-*"))
 	for _, path := range spaces {
 		errs = append(errs, deleteNetns(filepath.Base(path)))

@@ -167,13 +167,9 @@ func finishedBefore(all []record, when time.Time) (some []record) {
 // snapshot is what the mode could leave behind on the node, and around it in
 // places that are this world's own.
 func (w *world) snapshot() (netns.Snapshot, error) {
-	pins, err := w.BPFFS()
+	around, err := w.Around()
 	if err != nil {
 		return nil, err
-	}
-	around := netns.Around{Trees: []string{pins}}
-	if dir := w.NodeCgroup(); dir != "" {
-		around.Cgroups, around.Trees = []string{dir}, append(around.Trees, dir)
 	}
 	return w.Node.Snapshot(around)
 }

@@ -62,7 +62,7 @@ func (s *Stack) command(h *netns.Host, name string, args []string) *netns.Cmd {
 		cmd = h.Command("unshare", append([]string{"--mount", "sh", "-c", ownHosts, s.Hosts, s.binary(name)}, args...)...)
 	}
 	if name == "agent" {
-		return cmd.Cgroup(netns.AgentUnit).BPFFS()
+		return cmd.Cgroup(s.AgentCgroup).BPFFS()
 	}
 	return cmd.Cgroup("system.slice/kasway-" + name + ".service")
 }

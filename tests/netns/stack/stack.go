@@ -38,6 +38,9 @@ type Stack struct {
 	// Hosts is the file that both binaries have for /etc/hosts; empty: the
 	// machine's.
 	Hosts string
+	// AgentCgroup is where on the node agents run: netns.AgentUnit, until a test
+	// sets another.
+	AgentCgroup string
 	// At is where the agent looks for the server.
 	At netip.AddrPort
 	// Processes are all that were started, the ended ones too.
@@ -62,7 +65,8 @@ func New(t *netns.Topology, bin, dir string) (*Stack, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Stack{Topology: t, Dir: dir, Authority: authority, At: netip.AddrPortFrom(t.ControlPlane.Addr4, Port), bin: bin}
+	s := &Stack{Topology: t, Dir: dir, Authority: authority, AgentCgroup: netns.AgentUnit,
+		At: netip.AddrPortFrom(t.ControlPlane.Addr4, Port), bin: bin}
 	_, err = s.Save("ca", authority.Pair)
 	for name, pair := range map[string]certs.Pair{"server": server, "agent-node": agent} {
 		_, serr := s.Save(name, pair)
