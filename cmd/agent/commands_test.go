@@ -190,22 +190,23 @@ func TestCandidates(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	all := modes(config.Intercept{}, nil)
+	all := modes(config.Intercept{}, nil, ebpfParts{})
 	for mode, want := range map[string][2][]string{
-		config.ModeAuto:   {{"iptables", "nft"}, nil},
-		"nft":             {{"nft"}, {"iptables", "listen"}},
-		"iptables":        {{"iptables"}, {"listen", "nft"}},
-		config.ModeListen: {{"listen"}, {"iptables"}},
+		config.ModeAuto:   {{"ebpf", "iptables", "nft"}, nil},
+		config.ModeEBPF:   {{"ebpf"}, {"iptables", "listen", "nft"}},
+		"nft":             {{"nft"}, {"ebpf", "iptables", "listen"}},
+		"iptables":        {{"iptables"}, {"ebpf", "listen", "nft"}},
+		config.ModeListen: {{"listen"}, {"ebpf", "iptables"}},
 	} {
 		try, others := candidates(mode, all)
 		if !slices.Equal(names(try), want[0]) || !slices.Equal(names(others), want[1]) {
 			t.Errorf("%s: tries %v, sweeps %v, want %v", mode, names(try), names(others), want)
 		}
 	}
-	if try, _ := candidates(config.ModeAuto, all); try[0].Name != "nft" {
+	if try, _ := candidates(config.ModeAuto, all); try[0].Name != config.ModeEBPF {
 		t.Errorf("auto tries %s first", try[0].Name)
 	}
-	if got := names(everyMode()); !slices.Equal(got, []string{"iptables", "nft"}) {
+	if got := names(everyMode()); !slices.Equal(got, []string{"ebpf", "iptables", "nft"}) {
 		t.Errorf("cleanup cleans %v", got)
 	}
 	for _, c := range everyMode() {

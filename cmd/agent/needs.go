@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"time"
 
@@ -47,6 +48,7 @@ func check(ctx context.Context, cfg config.Agent) []finding {
 	modes, usable := checkModes(ctx, cfg.Intercept)
 	found = append(found, modes...)
 	found = append(found, checkPolicies(cfg, usable)...)
+	found = append(found, checkConntrack(usable, os.ReadFile)...)
 	for _, s := range cfg.Links.Servers {
 		found = append(found, checkServer(ctx, s, t))
 	}
@@ -128,7 +130,7 @@ func checkAddresses(cfg config.Intercept) (found []finding) {
 // checkModes asks every mode that may be chosen, and returns those that can
 // work. The first of them is the one that would be used.
 func checkModes(ctx context.Context, cfg config.Intercept) (found []finding, usable []string) {
-	try, _ := candidates(cfg.Mode, modes(cfg, nil))
+	try, _ := candidates(cfg.Mode, modes(cfg, nil, ebpfParts{}))
 	denied := 0
 	for _, c := range try {
 		f := checkMode(ctx, c)

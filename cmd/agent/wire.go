@@ -16,6 +16,7 @@ import (
 	"github.com/kasway/kasway/pkg/certs"
 	"github.com/kasway/kasway/pkg/config"
 	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/intercept/cgroupbpf"
 	"github.com/kasway/kasway/pkg/intercept/iptables"
 	"github.com/kasway/kasway/pkg/intercept/listen"
 	"github.com/kasway/kasway/pkg/intercept/nft"
@@ -24,16 +25,30 @@ import (
 )
 
 // modeOrder is the order in which mode auto tries.
-var modeOrder = []string{"nft", "iptables"}
+var modeOrder = []string{config.ModeEBPF, "nft", "iptables"}
+
+// ebpfParts is what mode ebpf alone needs.
+type ebpfParts struct {
+	own     *intercept.OwnSockets
+	metrics *cgroupbpf.Metrics
+}
 
 // modes makes the candidates of every mode by name; parts are nil where they
 // are made only to look or to clean up.
-func modes(cfg config.Intercept, parts *agent.Parts) map[string]intercept.Candidate {
+func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]intercept.Candidate {
 	if parts == nil {
 		parts = &agent.Parts{}
 	}
 	nftConfig := nft.Config{Log: parts.Log, Heartbeat: parts.Metrics}
 	return map[string]intercept.Candidate{
+		config.ModeEBPF: {
+			Name: config.ModeEBPF, Cleanup: cgroupbpf.Cleanup,
+			New: func() (intercept.Mode, error) {
+				return cgroupbpf.New(cgroupbpf.Config{
+					Cgroup: cfg.Cgroup, Own: of.own, Log: parts.Log, Metrics: of.metrics, Heartbeat: parts.Metrics,
+				}), nil
+			},
+		},
 		"nft": {
 			Name: "nft", Cleanup: nft.Cleanup,
 			New: func() (intercept.Mode, error) { return nft.New(nftConfig), nil },
@@ -68,8 +83,8 @@ func modes(cfg config.Intercept, parts *agent.Parts) map[string]intercept.Candid
 
 // everyMode is for cleaning up.
 func everyMode() []intercept.Candidate {
-	all := modes(config.Intercept{}, nil)
-	return []intercept.Candidate{all["nft"], all["iptables"]}
+	all := modes(config.Intercept{}, nil, ebpfParts{})
+	return []intercept.Candidate{all[config.ModeEBPF], all["nft"], all["iptables"]}
 }
 
 // candidates are those to try for a configured mode, and the others.
@@ -114,12 +129,13 @@ func wire(cfg config.Agent, log logrus.FieldLogger) (agent.Config, error) {
 	if err != nil {
 		return agent.Config{}, err
 	}
+	ebpf := ebpfParts{own, cgroupbpf.NewMetrics(reg)}
 	return agent.Config{
 		Agent: cfg, Generation: generation(), Links: linksView{links}, Own: own, NeedWho: needWho,
 		Workloads: workloads(cfg.Intercept.Cgroup, log),
 		Dial:      access.GuardClients(guard, log, access.NewAgentMetrics(reg), links.Dial),
 		Modes: func(p agent.Parts) (try, others []intercept.Candidate) {
-			return candidates(cfg.Intercept.Mode, modes(cfg.Intercept, &p))
+			return candidates(cfg.Intercept.Mode, modes(cfg.Intercept, &p, ebpf))
 		},
 		Registry: reg, Log: log,
 	}, nil
