@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -29,7 +31,8 @@ func connsCommand() *cobra.Command {
 		Use:   "conns",
 		Short: "Show who talks to the KAS now",
 		Long: `Lists the connections that the running agent carries, by target and by who made
-them.
+them. During an upgrade those of the agent before, which it still serves for its
+grace, are among them, as draining.
 
 WORKLOAD is a systemd unit, a container, a pod (by its uid) or a cgroup, UID the
 user and PROCESS the process, by its pid on the host. A client of which the agent
@@ -41,8 +44,8 @@ to the target, RECEIVED came back; no byte has passed for QUIET.`,
   kasway-agent conns -o json | jq '.[] | select(.quietNanoseconds > 60e9) | .podUID'`,
 		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var all []agent.ConnStatus
-			if err := askFor(c.Context(), socket, "/conns", &all); err != nil {
+			all, err := everyConn(c.Context(), socket)
+			if err != nil {
 				return err
 			}
 			all = slices.DeleteFunc(all, func(s agent.ConnStatus) bool {
@@ -57,6 +60,25 @@ to the target, RECEIVED came back; no byte has passed for QUIET.`,
 	c.Flags().StringVar(&target, "target", "", "only connections to the target of that `name`")
 	c.Flags().StringVar(&workload, "workload", "", "only those whose workload contains this `text`")
 	return c
+}
+
+// everyConn asks the agent behind socket, and those before it that still run.
+func everyConn(ctx context.Context, socket string) ([]agent.ConnStatus, error) {
+	all := []agent.ConnStatus{}
+	var errs []error
+	asked := observe.Sockets(socket)
+	for _, s := range asked {
+		var some []agent.ConnStatus
+		if err := askFor(ctx, s, "/conns", &some); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		all = append(all, some...)
+	}
+	if len(errs) < len(asked) {
+		return all, nil // another one has just ended, or is too old to say
+	}
+	return nil, errors.Join(errs...)
 }
 
 // sortConns puts those of one client beside each other, the oldest first; the
@@ -81,12 +103,16 @@ func printConns(w io.Writer, all []agent.ConnStatus, now time.Time) {
 	}
 	_, _ = fmt.Fprintln(w, "TARGET\tSTATE\tAGE\tCLIENT\tWORKLOAD\tUID\tPROCESS\tDIALLED\tSENT\tRECEIVED\tQUIET")
 	for _, s := range all {
+		state := string(s.State)
+		if s.Draining {
+			state = "draining"
+		}
 		dialled := unknown
 		if s.Original.IsValid() {
 			dialled = s.Original.String()
 		}
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			s.Target, s.State, brief(now.Sub(s.Since)), observe.Text(s.Client.String()), workloadText(s), uidText(s), processText(s), dialled,
+			s.Target, state, brief(now.Sub(s.Since)), observe.Text(s.Client.String()), workloadText(s), uidText(s), processText(s), dialled,
 			size(s.Sent), size(s.Received), brief(s.Quiet))
 	}
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"net/http"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/kasway/kasway/pkg/agent"
 	"github.com/kasway/kasway/pkg/intercept"
+	"github.com/kasway/kasway/pkg/observe"
 )
 
 func TestConnsTable(t *testing.T) {
@@ -80,5 +83,28 @@ func TestNarrowAndSize(t *testing.T) {
 		if got := size(in); got != want {
 			t.Errorf("%d becomes %s, want %s", in, got, want)
 		}
+	}
+}
+
+// During an upgrade two agents answer, each with its own.
+func TestConnsOfEveryGeneration(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "agent.sock")
+	for _, generation := range []string{"old", "new", "odd"} {
+		l, _, err := observe.TakeOver(path, generation)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages := observe.Pages{"/conns": func() any { return []agent.ConnStatus{{ID: generation}} }}
+		if generation == "odd" {
+			pages = observe.Pages{} // of a version without the question
+		}
+		s := &http.Server{Handler: observe.AdminHandler(func() error { return nil }, pages)}
+		done := make(chan error, 1)
+		go func() { done <- s.Serve(l) }()
+		t.Cleanup(func() { _ = s.Close(); <-done })
+	}
+	all, err := everyConn(t.Context(), path)
+	if err != nil || len(all) != 2 || all[0].ID+all[1].ID != "newold" {
+		t.Errorf("%+v, %v", all, err)
 	}
 }

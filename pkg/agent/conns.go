@@ -45,8 +45,11 @@ type ConnStatus struct {
 	ID     string              `json:"id"`
 	Target string              `json:"target"`
 	State  intercept.ConnState `json:"state"`
-	Since  time.Time           `json:"since"`
-	Client netip.AddrPort      `json:"client"`
+	// Draining: the agent that carries it has been followed by another one, and
+	// ends it at the end of its grace if the client does not before.
+	Draining bool           `json:"draining,omitempty"`
+	Since    time.Time      `json:"since"`
+	Client   netip.AddrPort `json:"client"`
 	// Pod says that the client is not in the host's network namespace.
 	Pod      bool           `json:"pod"`
 	Original netip.AddrPort `json:"original,omitzero"`
@@ -73,6 +76,7 @@ type ConnStatus struct {
 // from any goroutine.
 func (a *Agent) ConnStatuses() []ConnStatus {
 	out := []ConnStatus{}
+	phase, _, _ := a.role.get()
 	for _, c := range a.conns.Snapshot() {
 		traffic, live := c.Traffic()
 		if !live {
@@ -80,7 +84,8 @@ func (a *Agent) ConnStatuses() []ConnStatus {
 		}
 		t := c.Target
 		s := ConnStatus{
-			ID: t.ID, Target: t.Name, State: c.State(), Since: c.Since, Client: t.Client, Pod: t.Pod, Original: t.Original,
+			ID: t.ID, Target: t.Name, State: c.State(), Draining: phase == PhaseDraining, Since: c.Since,
+			Client: t.Client, Pod: t.Pod, Original: t.Original,
 			Workload: t.Workload, PID: t.PID, Command: t.Command,
 			Sent: traffic.Sent, Received: traffic.Received, Quiet: traffic.Quiet,
 		}

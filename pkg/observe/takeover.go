@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -65,6 +66,18 @@ func (t *takenOver) Close() error {
 		}
 	}
 	return errors.Join(err, gerr, os.Remove(t.path))
+}
+
+// Sockets are those of every process that answers beside path: of all the
+// generations that TakeOver has made there, or else path itself.
+func Sockets(path string) []string {
+	// The pattern is well formed unless path is odd; then path alone is tried.
+	all, _ := filepath.Glob(generationSocket(path, "*"))
+	all = slices.DeleteFunc(all, func(s string) bool { return !Answers(s) })
+	if len(all) == 0 {
+		return []string{path}
+	}
+	return all
 }
 
 // Answers reports whether somebody listens on the socket at path.
