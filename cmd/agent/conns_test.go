@@ -25,7 +25,7 @@ func TestConnsTable(t *testing.T) {
 		{Target: "kas", State: intercept.ConnOpen, Since: now.Add(-2 * time.Hour), Client: at("10.0.0.1:40003"), Original: at("10.96.0.1:443"),
 			Workload: "kubelet.service", UID: &root, PID: 4242, Command: "kubelet",
 			CommandLine: "/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --v=2", Sent: 1023, Received: 1024, Quiet: 2600 * time.Millisecond},
-		{Target: "kas", State: intercept.ConnOpen, Since: now.Add(-62 * time.Minute), Client: at("10.0.0.1:40004"), Original: at("10.96.0.1:443"),
+		{Target: "kas", State: intercept.ConnOpen, Draining: true, Since: now.Add(-62 * time.Minute), Client: at("10.0.0.1:40004"), Original: at("10.96.0.1:443"),
 			Workload: "kubelet.service", UID: &root, PID: 4242, Command: "kubelet"},
 		{Target: "kas", State: intercept.ConnHeld, Since: now.Add(-time.Second), Client: at("10.0.0.1:40005")},
 		{Target: "10.9.0.1:6443", State: intercept.ConnDialling, Since: now, Client: at("10.244.1.7:40006"), Pod: true, Original: at("10.9.0.1:6443"),
