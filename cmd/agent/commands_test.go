@@ -55,8 +55,8 @@ func TestRules(t *testing.T) {
 	for want, args := range map[string][]string{
 		dryRunHeader + rules.RenderNFT(s):               {"--mode", "nft"},
 		dryRunHeader + rules.RenderIPTables(s).String(): {"--mode", "iptables"},
-		"# intercept.mode is auto; this is nft, the first that is tried (--mode shows another).\n" +
-			dryRunHeader + rules.RenderNFT(direct): {"--when-down", "direct", "--clients", "host"},
+		"# intercept.mode is auto; this is ebpf, the first that is tried (--mode shows another).\n" +
+			dryRunHeader + rules.RenderBPFText(direct): {"--when-down", "direct", "--clients", "host"},
 	} {
 		code, out, errs := command(t, append([]string{"rules", "-f", example}, args...)...)
 		if code != cli.OK || !unresolved.MatchString(errs) {

@@ -119,6 +119,8 @@ func (warning) Format(e *logrus.Entry) ([]byte, error) {
 func printRules(w io.Writer, mode string, s rules.State, bind []netip.Addr) error {
 	var text string
 	switch mode {
+	case config.ModeEBPF:
+		text = rules.RenderBPFText(s)
 	case "nft":
 		text = rules.RenderNFT(s)
 	case "iptables":

@@ -27,3 +27,27 @@ func TestRenderBPF(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+func TestRenderBPFText(t *testing.T) {
+	s := State{
+		Clients: Clients{Host: true, Pods: true}, WhenDown: Refuse, Mark: 0x40, MarkMask: 0x40,
+		Node4: netip.MustParseAddr("169.254.77.1"), Node6: netip.MustParseAddr("fd77::1"),
+		Diverts: []Divert{
+			{Name: "kas", Entries: []Entry{{netip.MustParsePrefix("10.96.0.1/32"), 443}, {netip.MustParsePrefix("fd00:30::/64"), 6443}},
+				Ports: Ports{Host4: 1, Host6: 2, Pod4: 3, Pod6: 4}},
+			{Name: "other", Entries: []Entry{{netip.MustParsePrefix("10.96.0.2/32"), 443}}, Ports: Ports{Host4: 5}, Refused: true},
+		},
+	}
+	want := `# Programs on the hooks connect4 and connect6 send connects of the host and of pods to these
+# addresses to the listeners beside them, before any address translation; getpeername4
+# and getpeername6 show the address that was dialled, sockops tells who connected.
+# Sockets with mark 0x40/0x40 pass. If the agent dies, connects are refused.
+ADDRESS       PORT  TARGET  HOST         PODS
+10.96.0.1     443   kas     127.0.0.1:1  169.254.77.1:3
+10.96.0.2     443   other   refused      -
+fd00:30::/64  6443  kas     [::1]:2      [fd77::1]:4
+`
+	if diff := cmp.Diff(want, RenderBPFText(s)); diff != "" {
+		t.Error(diff)
+	}
+}
