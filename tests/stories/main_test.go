@@ -16,6 +16,9 @@ import (
 var bin string
 
 func TestMain(m *testing.M) {
+	if stage := os.Getenv(attackerEnv); stage != "" {
+		os.Exit(attackerMain(stage))
+	}
 	flag.Parse()
 	os.Exit(run(m))
 }
