@@ -27,40 +27,42 @@ const enum kw_verdict *kw_verdict_type __attribute__((unused));
 #define READ6(x) { READ((x)[0]), READ((x)[1]), READ((x)[2]), READ((x)[3]) }
 // And one store each: two that are neighbours would become one of 8 bytes.
 #define WRITE(x, v) (*(volatile typeof(x) *)&(x) = (v))
-#define WRITE6(from)                              \
-	do {                                      \
-		__u32 _a[4];                      \
-		__builtin_memcpy(_a, from, 16);   \
-		WRITE(ctx->user_ip6[0], _a[0]);   \
-		WRITE(ctx->user_ip6[1], _a[1]);   \
-		WRITE(ctx->user_ip6[2], _a[2]);   \
-		WRITE(ctx->user_ip6[3], _a[3]);   \
-	} while (0)
+static __always_inline void kw_write6(struct bpf_sock_addr *ctx, const __u8 *from, __u16 port)
+{
+	__u32 a[4];
+
+	__builtin_memcpy(a, from, 16);
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		WRITE(ctx->user_ip6[i], a[i]);
+	WRITE(ctx->user_port, port);
+}
+
+static __always_inline void kw_write4(struct bpf_sock_addr *ctx, const __u8 *from, __u16 port)
+{
+	__u32 ip;
+
+	__builtin_memcpy(&ip, from + 12, 4);
+	WRITE(ctx->user_ip4, ip);
+	WRITE(ctx->user_port, port);
+}
 
 #define PASS 1
 #define REFUSE 0
 #define ECONNREFUSED 111
 #define SOCK_STREAM 1
 
-// kw_addr copies 16 bytes.
-static __always_inline void kw_addr(__u8 *to, const __u8 *from)
-{
-	__builtin_memcpy(to, from, 16);
-}
+// kw_dst is what a client dials.
+struct kw_dst {
+	__u8 addr[16];
+	__u16 port;
+};
 
 static __always_inline void kw_mapped(__u8 *to, __u32 v4)
 {
 	__builtin_memset(to, 0, 10);
 	to[10] = to[11] = 0xff;
 	__builtin_memcpy(to + 12, &v4, 4);
-}
-
-static __always_inline struct kw_target *kw_find(struct kw_key *k)
-{
-	__u32 zero = 0;
-	void *trie = bpf_map_lookup_elem(&kw_targets, &zero);
-
-	return trie ? bpf_map_lookup_elem(trie, k) : 0;
 }
 
 static __always_inline void kw_count(const struct kw_target *t, int host, enum kw_verdict v)
@@ -74,7 +76,7 @@ static __always_inline void kw_count(const struct kw_target *t, int host, enum k
 }
 
 // kw_remember keeps who connects with the socket, until sockops knows its port.
-static __always_inline void kw_remember(struct bpf_sock *sk, const struct kw_key *k, const __u8 *to,
+static __always_inline void kw_remember(struct bpf_sock *sk, const struct kw_dst *k, const __u8 *to,
 					__u16 port, __u64 netns, int host, int v6)
 {
 	struct kw_sock *s = bpf_sk_storage_get(&kw_socks, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
@@ -86,10 +88,10 @@ static __always_inline void kw_remember(struct bpf_sock *sk, const struct kw_key
 	s->who.pid = bpf_get_current_pid_tgid() >> 32;
 	s->who.uid = bpf_get_current_uid_gid();
 	bpf_get_current_comm(s->who.comm, sizeof(s->who.comm));
-	kw_addr(s->who.original, k->addr);
+	__builtin_memcpy(s->who.original, k->addr, 16);
 	s->who.port = k->port;
 	s->who.ambiguous = 0;
-	kw_addr(s->diverted, to);
+	__builtin_memcpy(s->diverted, to, 16);
 	s->port = port;
 	s->v6 = v6;
 	s->host = host;
@@ -97,15 +99,18 @@ static __always_inline void kw_remember(struct bpf_sock *sk, const struct kw_key
 
 // kw_judge decides about a connect to k and says where it goes instead. to is
 // the loopback address of its family until it is a pod's.
-static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struct bpf_sock *sk, struct kw_key *k,
+static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struct bpf_sock *sk, const struct kw_dst *k,
 						int v6, __u8 *to, __u16 *port)
 {
-	struct kw_target *t = kw_find(k);
+	struct kw_target *t = kw_find(k->addr, k->port, v6);
 	__u32 zero = 0;
+
+	if (!t || !sk)
+		return KW_PASS;
 	struct kw_cfg *c = bpf_map_lookup_elem(&kw_config, &zero);
 	__u64 *beat = bpf_map_lookup_elem(&kw_beat, &zero);
 
-	if (!t || !c || !beat || !sk)
+	if (!c || !beat)
 		return KW_PASS;
 	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct kw_connect in = {
@@ -123,7 +128,7 @@ static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struc
 		bpf_map_update_elem(&kw_learnt, &zero, &in.netns, BPF_ANY);
 	kw_count(t, host, v);
 	if (!host)
-		kw_addr(to, v6 ? c->node6 : c->node4);
+		__builtin_memcpy(to, v6 ? c->node6 : c->node4, 16);
 	*port = t->port[kw_listener(host, v6)];
 	if (v == KW_DIVERTED)
 		kw_remember(sk, k, to, *port, in.netns, host, v6);
@@ -152,7 +157,7 @@ SEC("cgroup/connect4") int kw_connect4(struct bpf_sock_addr *ctx)
 {
 	__u32 type = READ(ctx->type), addr = READ(ctx->user_ip4), dport = READ(ctx->user_port);
 	struct bpf_sock *sk = ctx->sk;
-	struct kw_key k = { .bits = 144, .port = dport };
+	struct kw_dst k = { .port = dport };
 	__u8 to[16];
 	__u16 port = 0;
 	int ret;
@@ -163,9 +168,7 @@ SEC("cgroup/connect4") int kw_connect4(struct bpf_sock_addr *ctx)
 	kw_mapped(to, bpf_htonl(INADDR_LOOPBACK));
 	if (!kw_rewrites(kw_judge(ctx, sk, &k, 0, to, &port), &port, &ret))
 		return ret;
-	__builtin_memcpy(&addr, to + 12, 4);
-	WRITE(ctx->user_ip4, addr);
-	WRITE(ctx->user_port, port);
+	kw_write4(ctx, to, port);
 	return PASS;
 }
 
@@ -174,7 +177,7 @@ SEC("cgroup/connect6") int kw_connect6(struct bpf_sock_addr *ctx)
 	__u32 type = READ(ctx->type), dport = READ(ctx->user_port);
 	__u32 a[4] = READ6(ctx->user_ip6);
 	struct bpf_sock *sk = ctx->sk;
-	struct kw_key k = { .bits = 144, .port = dport };
+	struct kw_dst k = { .port = dport };
 	int v6 = a[0] || a[1] || a[2] != bpf_htonl(0xffff);
 	__u8 to[16] = {};
 	__u16 port = 0;
@@ -189,8 +192,7 @@ SEC("cgroup/connect6") int kw_connect6(struct bpf_sock_addr *ctx)
 		kw_mapped(to, bpf_htonl(INADDR_LOOPBACK));
 	if (!kw_rewrites(kw_judge(ctx, sk, &k, v6, to, &port), &port, &ret))
 		return ret;
-	WRITE6(to);
-	WRITE(ctx->user_port, port);
+	kw_write6(ctx, to, port);
 	return PASS;
 }
 
@@ -216,11 +218,8 @@ SEC("cgroup/getpeername4") int kw_getpeername4(struct bpf_sock_addr *ctx)
 	kw_mapped(addr, ip);
 	struct kw_sock *s = kw_peer(sk, addr, dport);
 
-	if (s) {
-		__builtin_memcpy(&ip, s->who.original + 12, 4);
-		WRITE(ctx->user_ip4, ip);
-		WRITE(ctx->user_port, s->who.port);
-	}
+	if (s)
+		kw_write4(ctx, s->who.original, s->who.port);
 	return PASS;
 }
 
@@ -234,10 +233,8 @@ SEC("cgroup/getpeername6") int kw_getpeername6(struct bpf_sock_addr *ctx)
 	__builtin_memcpy(addr, a, 16);
 	struct kw_sock *s = kw_peer(sk, addr, dport);
 
-	if (s) {
-		WRITE6(s->who.original);
-		WRITE(ctx->user_port, s->who.port);
-	}
+	if (s)
+		kw_write6(ctx, s->who.original, s->who.port);
 	return PASS;
 }
 
@@ -272,9 +269,6 @@ SEC("sockops") int kw_sockops(struct bpf_sock_ops *ctx)
 	else
 		kw_mapped(f.addr, ip);
 	f.port = bpf_htons(port);
-	if (s->host)
-		kw_publish(&kw_flows_host, &f, &s->who);
-	else
-		kw_publish(&kw_flows_pod, &f, &s->who);
+	kw_publish(s->host ? (void *)&kw_flows_host : &kw_flows_pod, &f, &s->who);
 	return PASS;
 }

@@ -39,6 +39,7 @@ type KaswayKwKey struct {
 	_    structs.HostLayout
 	Bits uint32
 	Port uint16
+	V6   uint16
 	Addr [16]uint8
 }
 

@@ -21,6 +21,18 @@ struct {
 	__array(values, struct kw_trie);
 } kw_targets SEC(".maps");
 
+// kw_find is the one lookup by which a destination becomes a target.
+static __always_inline struct kw_target *kw_find(const __u8 *addr, __u16 port, int v6)
+{
+	struct kw_key k = { .bits = (sizeof(k) - sizeof(k.bits)) * 8, .port = port, .v6 = v6 };
+	__u32 zero = 0;
+
+	__builtin_memcpy(k.addr, addr, 16);
+	void *trie = bpf_map_lookup_elem(&kw_targets, &zero);
+
+	return trie ? bpf_map_lookup_elem(trie, &k) : 0;
+}
+
 #define KW_MAP(name, kind, key_type, value_type, entries) \
 	struct {                                          \
 		__uint(type, kind);                       \

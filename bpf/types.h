@@ -31,10 +31,12 @@ struct kw_cfg {
 	__u8 pad[4];
 };
 
-// kw_key is the key of a trie: bits counts those of port and addr that matter.
+// kw_key is the key of a trie: bits counts those behind it that matter. An IPv6
+// prefix such as ::/0 must not hold the v4-mapped addresses: v6 comes first.
 struct kw_key {
 	__u32 bits;
 	__u16 port;
+	__u16 v6;
 	__u8 addr[16];
 } __attribute__((packed));
 

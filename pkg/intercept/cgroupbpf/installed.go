@@ -114,16 +114,16 @@ func flag(b bool) uint8 {
 	return 0
 }
 
-// portBits are those of a key before the address.
-const portBits = 16
+// beforeAddress counts the bits of a key before the address: port and family.
+const beforeAddress = 32
 
 // key is that of the trie: v4 is v4-mapped, its prefix 96 bits longer.
 func key(e rules.BPFEntry) bpf.KaswayKwKey {
-	bits := e.Prefix.Bits()
+	bits, v6 := e.Prefix.Bits(), uint16(1)
 	if e.Prefix.Addr().Is4() {
-		bits += 96
+		bits, v6 = bits+96, 0
 	}
-	return bpf.KaswayKwKey{Bits: uint32(portBits + bits), Port: networkOrder(e.Port), Addr: e.Prefix.Addr().As16()}
+	return bpf.KaswayKwKey{Bits: uint32(beforeAddress + bits), Port: networkOrder(e.Port), V6: v6, Addr: e.Prefix.Addr().As16()}
 }
 
 func target(d *rules.Divert, index int) bpf.KaswayKwTarget {
