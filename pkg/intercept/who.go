@@ -81,10 +81,18 @@ func (w *Who) find(t Taken) (Client, error) {
 		known bool
 	)
 	mode := w.mode.Load()
+	if t.FromHost && t.Side == PodSide {
+		// What the mode keeps of that side comes from pods' namespaces too, and a
+		// pod may give itself an address of the host.
+		mode = nil
+	}
 	if mode != nil {
 		if c.Attribution, known = (*mode).Attribute(t); !known {
 			c.Attribution = Attribution{}
 		}
+	}
+	if t.Transparent {
+		c.Original = t.Local
 	}
 	if !c.Original.IsValid() {
 		c.Original, err = Original(t.Conn)

@@ -49,7 +49,14 @@ func taken(t *testing.T, fromHost bool) Taken {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { shut(c) })
-	return Taken{Conn: c.(*net.TCPConn), Target: "kas", Peer: unmapped(client.LocalAddr()), Local: unmapped(l.Addr()), FromHost: fromHost}
+	side := PodSide
+	if fromHost {
+		side = HostSide
+	}
+	return Taken{
+		Conn: c.(*net.TCPConn), Target: "kas", Side: side, FromHost: fromHost,
+		Peer: unmapped(client.LocalAddr()), Local: unmapped(l.Addr()),
+	}
 }
 
 // newWho makes a Who that knows sockets and, if it is given, the cgroup.
@@ -113,6 +120,12 @@ func TestWhoByTheMode(t *testing.T) {
 		if got.Original != kas || got.UID != 7 || !got.UIDKnown || got.PID != 42 || got.Command != "kubelet" || got.UnitKnown {
 			t.Errorf("from the host: %v: %+v", fromHost, got)
 		}
+	}
+	// A pod can put words about an address of the host into what is kept of pods.
+	direct := taken(t, true)
+	direct.Side = PodSide
+	if got := w.target(t, direct); got.UID != uint32(os.Getuid()) || got.Command != "" {
+		t.Errorf("of the host, at the pods' listener: %+v", got)
 	}
 	w.SetMode(knowing{all, false})
 	if got := w.target(t, taken(t, true)); got.UID != uint32(os.Getuid()) || !got.UIDKnown || got.PID != 0 || got.Original == kas {

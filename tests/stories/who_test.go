@@ -18,7 +18,7 @@ import (
 )
 
 // attributing are modes that tell clients apart in different ways.
-var attributing = []string{"nft"}
+var attributing = []string{"nft", "ebpf"}
 
 // conns asks the running agent who talks to the KAS.
 func (s *scene) conns(t *testing.T, args ...string) (all []agent.ConnStatus) {
