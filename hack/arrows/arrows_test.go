@@ -38,6 +38,9 @@ var allowed = map[string][]string{
 	"pkg/intercept/iptables": {
 		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe",
 	},
+	"pkg/intercept/tproxy": {
+		"pkg/intercept", "pkg/intercept/nft", "pkg/intercept/iptables", "pkg/rules", "pkg/dial", "pkg/observe",
+	},
 	"pkg/intercept/intercepttest": {
 		"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe", "pkg/access", "tests/netns", "tests/netns/kas",
 	},

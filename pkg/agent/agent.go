@@ -215,7 +215,8 @@ func (a *Agent) build() (closers []func(), err error) {
 	}
 	a.takeover = newTakeover(a)
 	a.listeners = intercept.NewListeners(intercept.ListenersConfig{
-		Addresses: a.placed.listen, Fixed: a.placed.fixed, Inherit: a.takeover.inherited, Server: a.server,
+		Addresses: a.placed.listen, Fixed: a.placed.fixed, Transparent: c.Intercept.Mode == config.ModeTPROXY,
+		Inherit: a.takeover.inherited, Server: a.server,
 	})
 	a.resolver = rules.NewResolver(rules.ResolverConfig{
 		Targets: a.placed.diverted(c.Targets), Interval: c.Intercept.ResolveInterval, Lookup: a.cfg.Lookup,

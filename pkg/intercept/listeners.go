@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +27,10 @@ type ListenersConfig struct {
 	// Fixed puts a target's listener on its Listen port where it has one, as
 	// mode listen does; otherwise the kernel chooses.
 	Fixed bool
+	// Transparent lets the kernel give a listener connections to any address, as
+	// mode tproxy has it do. What an accepted socket calls its own address is then
+	// the one that the client dialled.
+	Transparent bool
 	// Inherit returns a listener at an address that another process has handed
 	// over, and gives it away, or nil; nil: there are none.
 	Inherit func(netip.AddrPort) *net.TCPListener
@@ -287,14 +292,17 @@ func (ls *Listeners) listen(ctx context.Context, at place) (*listener, error) {
 			return newListener(at, tcp)
 		}
 	}
-	return listen(ctx, at)
+	return listen(ctx, at, ls.cfg.Transparent)
 }
 
 // listen opens one listener of plain TCP: a client's MPTCP falls back to it,
 // and what we splice must be TCP.
-func listen(ctx context.Context, at place) (*listener, error) {
+func listen(ctx context.Context, at place, transparent bool) (*listener, error) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
+	if transparent {
+		lc.Control = SetTransparent
+	}
 	network := "tcp6"
 	if at.addr.Addr().Is4() {
 		network = "tcp4"
@@ -304,6 +312,22 @@ func listen(ctx context.Context, at place) (*listener, error) {
 		return nil, ExplainListen(err)
 	}
 	return newListener(at, l.(*net.TCPListener))
+}
+
+// SetTransparent is a net.ListenConfig.Control; see ListenersConfig.Transparent.
+func SetTransparent(network, _ string, c syscall.RawConn) error {
+	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+	if strings.HasSuffix(network, "6") {
+		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	}
+	var err error
+	if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, 1) }); cerr != nil {
+		return cerr
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: making a listener transparent: %w: run as root, or with CAP_NET_ADMIN", ErrPrivilege, err)
+	}
+	return os.NewSyscallError("making a listener transparent: setsockopt", err)
 }
 
 func newListener(at place, tcp *net.TCPListener) (*listener, error) {

@@ -32,9 +32,11 @@ type Taken struct {
 	// Target is the name that the accepting listener stands for.
 	Target string
 	Side   Side
-	// Peer is who connected, Local the listener's address. IPv4 is never
-	// v4-mapped.
+	// Peer is who connected, Local the listener's address, or, where that is
+	// transparent, the one that the client dialled. IPv4 is never v4-mapped.
 	Peer, Local netip.AddrPort
+	// Transparent: see ListenersConfig.
+	Transparent bool
 	// FromHost says that Peer is an address of this host itself, and not of a
 	// pod; Server.Admit finds out.
 	FromHost bool
@@ -167,6 +169,7 @@ func waited(c *net.TCPConn) (d time.Duration) {
 // take admits one connection and starts its handler, or resets it.
 func (s *Server) take(c *net.TCPConn, l *listener) {
 	t := Taken{Conn: c, Target: l.at.target, Side: l.side, Peer: unmapped(c.RemoteAddr()), Local: unmapped(c.LocalAddr())}
+	t.Transparent = t.Local != l.addr
 	s.cfg.Metrics.taken.WithLabelValues(t.Target).Inc()
 	if waited(c) >= backloggedFor {
 		s.cfg.Metrics.backlogged.Inc()

@@ -149,7 +149,7 @@ func TestServerCountsItsBacklog(t *testing.T) {
 	m, v := metrics(t)
 	r := newRig(t, ServerConfig{Handle: echo, Metrics: m})
 	wantEcho(t, r.dial(t))
-	l, err := listen(t.Context(), place{"kas", netip.AddrPortFrom(loopback()[0], 0)})
+	l, err := listen(t.Context(), place{"kas", netip.AddrPortFrom(loopback()[0], 0)}, false)
 	if err != nil {
 		t.Fatal(err)
 	}

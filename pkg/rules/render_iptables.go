@@ -203,7 +203,17 @@ func (r ipRenderer) filter() IPTable {
 		t.Chains = append(t.Chains, stale)
 		t.Jumps = append(t.Jumps, IPRule{"INPUT", ipArgs("-p tcp --syn -m conntrack --ctstate DNAT -j " + stale.Name)})
 	}
-	guard := r.guard()
+	var onTheWay [][]string
+	for _, to := range []toUs{r.loopback(), r.nodeLocal()} {
+		if to.addr.IsValid() {
+			onTheWay = append(onTheWay, ipArgs(fmt.Sprintf("-d %s -m conntrack --ctstate DNAT -j RETURN", ipSingle(to.addr))))
+		}
+	}
+	return r.guarding(t, r.guard(onTheWay))
+}
+
+// guarding adds the guard to table filter, if it refuses anything.
+func (r ipRenderer) guarding(t IPTable, guard IPChain) IPTable {
 	if len(guard.Rules) == 0 {
 		return t
 	}
@@ -245,13 +255,13 @@ func (r ipRenderer) stalled() IPChain {
 	return c
 }
 
-// guard refuses every connect to a target that is not on its way to us. With
+// guard refuses every connect to a target, after the rules onTheWay have let
+// pass what is on its way to us. With
 // WhenDown Refuse it outlives the agent; with Direct it is gated like the
 // diverts, and serves refused targets and connects that began before them.
-func (r ipRenderer) guard() IPChain {
-	c := IPChain{Name: IPTablesGuard, Comment: "refuses connects to targets that are not diverted, also while no agent lives"}
+func (r ipRenderer) guard(onTheWay [][]string) IPChain {
+	c := IPChain{Name: r.guardName(), Comment: "refuses connects to targets that are not diverted, also while no agent lives"}
 	if r.WhenDown != Refuse {
-		c.Name += "-" + r.Generation
 		c.Comment = "refuses connects to targets that are not diverted, while the agent lives"
 	}
 	if !r.Clients.Host && !r.Clients.Pods {
@@ -264,16 +274,18 @@ func (r ipRenderer) guard() IPChain {
 	if r.WhenDown != Refuse {
 		c.Rules = append(c.Rules, ipArgs("-m set ! --match-set "+r.set()+" dst -j RETURN"))
 	}
-	c.Rules = append(c.Rules, r.ownMark())
-	for _, to := range []toUs{r.loopback(), r.nodeLocal()} {
-		if to.addr.IsValid() {
-			c.Rules = append(c.Rules, ipArgs(fmt.Sprintf("-d %s -m conntrack --ctstate DNAT -j RETURN", ipSingle(to.addr))))
-		}
-	}
+	c.Rules = append(append(c.Rules, r.ownMark()), onTheWay...)
 	for _, e := range entries {
 		c.Rules = append(c.Rules, ipArgs(fmt.Sprintf("-p tcp -m conntrack --ctorigdst %s --ctorigdstport %d -j REJECT --reject-with tcp-reset", e.Prefix, e.Port)))
 	}
 	return c
+}
+
+func (r ipRenderer) guardName() string {
+	if r.WhenDown != Refuse {
+		return IPTablesGuard + "-" + r.Generation
+	}
+	return IPTablesGuard
 }
 
 func (r ipRenderer) ownMark() []string {

@@ -91,8 +91,17 @@ func (r NFTRule) String() string {
 	if r.NotLoopback {
 		add(`iif != "lo"`)
 	}
+	if r.Loopback {
+		add(`iif "lo"`)
+	}
+	if r.ToOthers {
+		add(`oif != "lo"`)
+	}
 	if r.SYN {
 		add("tcp flags & (fin | syn | rst | ack) == syn")
+	}
+	if r.NotSYN {
+		add("tcp flags & (fin | syn | rst | ack) != syn")
 	}
 	if r.NotForDevice {
 		add("fib daddr . iif type != local")
@@ -106,6 +115,7 @@ func (r NFTRule) String() string {
 	if r.Mask != 0 {
 		add("meta mark & %#08x != %#08x", r.Mask, r.Mark)
 	}
+	w = append(w, r.taken()...)
 	if r.New {
 		add("ct state new")
 	}
@@ -118,21 +128,56 @@ func (r NFTRule) String() string {
 	if r.NotFrom.IsValid() {
 		add("ct reply %s saddr != %s", nftFamily(r.NotFrom), r.NotFrom)
 	}
-	w = append(w, r.destination()...)
-	switch {
-	case r.To.IsValid():
-		add("dnat %s to %s", nftFamily(r.To.Addr()), r.To)
-	case r.Goto != "":
-		add("goto %s", r.Goto)
-	case r.Reject:
-		add("reject with tcp reset")
-	default:
-		add("return")
-	}
+	w = append(append(w, r.destination()...), r.verdict())
 	if r.Comment != "" {
 		add("comment %q", r.Comment)
 	}
 	return strings.Join(w, " ")
+}
+
+func (r NFTRule) verdict() string {
+	switch {
+	case r.To.IsValid():
+		return fmt.Sprintf("dnat %s to %s", nftFamily(r.To.Addr()), r.To)
+	case r.Goto != "":
+		return "goto " + r.Goto
+	case r.Reject:
+		return "reject with tcp reset"
+	case r.Drop:
+		return "drop"
+	case r.Assign.IsValid():
+		return fmt.Sprintf("tproxy %s to %s %s accept", nftFamily(r.Assign.Addr()), r.Assign, nftTake("meta"))
+	case r.Take:
+		return nftTake("meta") + " accept"
+	case r.Keep:
+		return nftTake("meta")
+	case r.AsItIs:
+		return fmt.Sprintf("%s dnat %[2]s to %[2]s daddr", nftTake("ct"), nftFamily(r.Dst.Addr()))
+	}
+	return "return"
+}
+
+// nftTake sets the mark of what mode tproxy takes.
+func nftTake(where string) string {
+	return fmt.Sprintf("%[1]s mark set %[1]s mark & %#08[2]x | %#08[3]x", where, ^uint32(TProxyMask), uint32(TProxyMark))
+}
+
+func (r NFTRule) taken() (w []string) {
+	for _, c := range []struct {
+		of   string
+		want NFTTaken
+	}{{"meta", r.Taken}, {"ct", r.OfTaken}} {
+		switch c.want {
+		case TakenYes:
+			w = append(w, fmt.Sprintf("%s mark & %#08x == %#08x", c.of, uint32(TProxyMask), uint32(TProxyMark)))
+		case TakenNo:
+			w = append(w, fmt.Sprintf("%s mark & %#08x != %#08x", c.of, uint32(TProxyMask), uint32(TProxyMark)))
+		}
+	}
+	if r.OfTaken == TakenYes {
+		w = append(w, "ct direction original")
+	}
+	return w
 }
 
 func (r NFTRule) destination() (w []string) {

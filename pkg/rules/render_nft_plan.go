@@ -67,7 +67,8 @@ type NFTTable struct {
 // NFTChain is a base chain (Hook not "") or one that others go to.
 type NFTChain struct {
 	Name string
-	// Type is "nat" or "filter", Hook "output" or "prerouting".
+	// Type is "nat", "filter" or "route", Hook "output", "prerouting" or
+	// "postrouting".
 	Type, Hook string
 	Priority   int
 	Rules      []NFTRule
@@ -83,22 +84,36 @@ const (
 	AliveNo
 )
 
+// NFTTaken is what a rule asks of a mark of mode tproxy.
+type NFTTaken int
+
+// A rule may not ask, or want the mark, or its absence.
+const (
+	TakenAny NFTTaken = iota
+	TakenYes
+	TakenNo
+)
+
 // NFTRule is a rule: conditions, tested in the order of the fields, then one
 // verdict. A field's zero value is no condition.
 type NFTRule struct {
 	// Beat: the packet is a heartbeat to this address, with Mark under Mask.
 	// The verdict is to renew NFTAlive and to drop it, which its sender sees.
 	Beat netip.AddrPort
-	// NotLoopback: the packet did not come in by lo.
-	NotLoopback bool
-	// SYN: the segment opens a connection.
-	SYN bool
+	// NotLoopback: the packet did not come in by lo; Loopback: it did; ToOthers:
+	// it does not leave by lo.
+	NotLoopback, Loopback, ToOthers bool
+	// SYN: the segment opens a connection; NotSYN: it does not.
+	SYN, NotSYN bool
 	// NotForDevice: the destination is no address of the device that the packet
 	// came in by.
 	NotForDevice bool
 	Alive        NFTAliveness
 	// Mark: the packet does not carry Mark under Mask.
 	Mark, Mask uint32
+	// Taken asks for the mark of what mode tproxy takes, on the packet; OfTaken on
+	// the connection, whose client has then sent it.
+	Taken, OfTaken NFTTaken
 	// New: the packet is the first of a connection.
 	New bool
 	// Seen: the connection's first packet has passed through before.
@@ -110,12 +125,17 @@ type NFTRule struct {
 	Dst  netip.Prefix
 	Port uint16
 
-	// To is the verdict dnat, Goto goto; Reject answers with a TCP reset. None
-	// of them: return.
-	To      netip.AddrPort
-	Goto    string
-	Reject  bool
-	Comment string
+	// To is the verdict dnat, Goto goto; Reject answers with a TCP reset, Drop
+	// with nothing. None of them: return.
+	To           netip.AddrPort
+	Goto         string
+	Reject, Drop bool
+	// Those of mode tproxy. Assign gives the packet to a transparent listener
+	// and marks it, Take marks it; both accept. Keep marks it and goes on. AsItIs,
+	// of a nat chain, marks the connection, and lets nobody translate it.
+	Assign             netip.AddrPort
+	Take, Keep, AsItIs bool
+	Comment            string
 }
 
 // PlanNFT is what mode nft installs for s: the table of its generation, and
@@ -269,14 +289,20 @@ func (e nftSide) lateSYNs() NFTChain {
 				NFTRule{Alive: AliveNo, NotFrom: to, Comment: "not ours"})
 		}
 	}
+	c.Rules = append(c.Rules, e.resent()...)
+	return c
+}
+
+// resent rejects what we divert, or refuse.
+func (e nftSide) resent() (all []NFTRule) {
 	for _, entry := range e.entries {
 		for _, dst := range entry.divert.Entries {
 			if _, ok := e.local(dst.Prefix, entry); ok || entry.divert.Refused {
-				c.Rules = append(c.Rules, NFTRule{Dst: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
+				all = append(all, NFTRule{Dst: dst.Prefix, Port: dst.Port, Reject: true, Comment: nftComment(entry.divert.Name)})
 			}
 		}
 	}
-	return c
+	return all
 }
 
 // refuse refuses what clients mean for a target.

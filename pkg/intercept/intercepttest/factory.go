@@ -28,6 +28,8 @@ type Factory struct {
 	// Those that it returns are served; a mode with an accept loop of its own
 	// returns none and hands its connections to Converse. nil: OpenListeners.
 	Open func(s *rules.State, d *rules.Divert) ([]Listener, error)
+	// Transparent listeners are what the mode diverts to.
+	Transparent bool
 	// WhenDown are the settings that the mode has; nil means both.
 	WhenDown []rules.WhenDown
 	// Places are where clients connect to reach a target, by its name, one of
@@ -61,7 +63,7 @@ func (f Factory) whenDown() []rules.WhenDown {
 
 func (f Factory) open(s *rules.State, d *rules.Divert) ([]Listener, error) {
 	if f.Open == nil {
-		return OpenListeners(s, d)
+		return openListeners(s, d, f.Transparent)
 	}
 	return f.Open(s, d)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 )
 
@@ -16,6 +17,10 @@ import (
 // the node-local addresses of s, putting these on lo, as d's ports say (0: the
 // kernel chooses), and enters the ports into d.
 func OpenListeners(s *rules.State, d *rules.Divert) ([]Listener, error) {
+	return openListeners(s, d, false)
+}
+
+func openListeners(s *rules.State, d *rules.Divert, transparent bool) ([]Listener, error) {
 	if err := addNodeLocal(s.Node4, s.Node6); err != nil {
 		return nil, err
 	}
@@ -30,7 +35,7 @@ func OpenListeners(s *rules.State, d *rules.Divert) ([]Listener, error) {
 		{"pods", s.Node4, &d.Ports.Pod4},
 		{"pods", s.Node6, &d.Ports.Pod6},
 	} {
-		ln, err := listenOn(netip.AddrPortFrom(l.addr, *l.port))
+		ln, err := listenOn(netip.AddrPortFrom(l.addr, *l.port), transparent)
 		if err != nil {
 			return nil, errors.Join(err, closeAll(open))
 		}
@@ -48,9 +53,12 @@ func closeAll(open []Listener) error {
 	return errors.Join(errs...)
 }
 
-func listenOn(addr netip.AddrPort) (net.Listener, error) {
+func listenOn(addr netip.AddrPort, transparent bool) (net.Listener, error) {
 	var lc net.ListenConfig
 	lc.SetMultipathTCP(false)
+	if transparent {
+		lc.Control = intercept.SetTransparent
+	}
 	return lc.Listen(context.Background(), "tcp", addr.String())
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	all := []Factory{referenceFactory(""), listenFactory(), nftFactory, ebpfFactory}
+	all := []Factory{referenceFactory(""), listenFactory(), nftFactory, tproxyNFT, tproxyIPTables, ebpfFactory}
 	for _, fault := range faults {
 		all = append(all, referenceFactory(fault))
 	}

@@ -23,6 +23,11 @@ type Config struct {
 	Log logrus.FieldLogger
 	// Heartbeat may be nil.
 	Heartbeat *intercept.Metrics
+	// Plan is for a mode that installs other rules; nil: rules.RenderIPTables.
+	// Lingers then says which chains stay when it is closed, for the connections
+	// taken; the next agent sweeps them away.
+	Plan    func(rules.State) rules.IPTables
+	Lingers func(chain, generation string) bool
 }
 
 // Mode implements intercept.Mode with iptables, in the network namespace of
@@ -57,6 +62,9 @@ func New(cfg Config) *Mode {
 		l := logrus.New()
 		l.SetOutput(io.Discard)
 		cfg.Log = l
+	}
+	if cfg.Plan == nil {
+		cfg.Plan = rules.RenderIPTables
 	}
 	return &Mode{cfg: cfg, run: run}
 }
@@ -97,7 +105,7 @@ func (m *Mode) apply(ctx context.Context, s rules.State) error {
 		}
 		m.kernel = kernel
 	}
-	want := rules.RenderIPTables(s)
+	want := m.cfg.Plan(s)
 	for _, f := range want.Families {
 		if f.V6 && m.tools.v6 == nil {
 			return fmt.Errorf("%w: targets with IPv6 addresses need %s", intercept.ErrNotSupported, toolName(m.back, true))
@@ -222,7 +230,9 @@ func (m *Mode) Close() error {
 		return nil
 	}
 	// The guard's chain is of no generation, and stays.
-	err := m.removeOwn(context.Background(), func(chain, generation string) bool { return generation == m.generation })
+	err := m.removeOwn(context.Background(), func(chain, generation string) bool {
+		return generation == m.generation && (m.cfg.Lingers == nil || !m.cfg.Lingers(chain, generation))
+	})
 	m.kernel.Close()
 	m.kernel, m.want, m.left, m.generation = sets{}, rules.IPTables{}, nil, ""
 	if err != nil {

@@ -156,7 +156,7 @@ func (m *Mode) probeTables(ctx context.Context, v6 bool, wanted func(rules.IPTab
 		return err
 	}
 	defer kernel.Close()
-	want := rules.RenderIPTables(probeState(v6))
+	want := m.cfg.Plan(probeState(v6))
 	for _, s := range want.Sets {
 		if err := kernel.fill(s); err != nil {
 			return err

@@ -145,7 +145,9 @@ func appended(lines []string) (found []rules.IPRule) {
 func ours(chain string) bool { return strings.HasPrefix(chain, rules.IPTablesPrefix) }
 
 // hooks are the built-in chains that jumps of any state stand in.
-var hooks = map[string][]string{"nat": {"PREROUTING", "OUTPUT"}, "filter": {"INPUT", "FORWARD", "OUTPUT"}}
+var hooks = map[string][]string{
+	"nat": {"PREROUTING", "OUTPUT"}, "filter": {"INPUT", "FORWARD", "OUTPUT"}, "mangle": {"PREROUTING", "OUTPUT", "POSTROUTING"},
+}
 
 // install installs everything, one family after the other.
 func (t tools) install(ctx context.Context, want rules.IPTables) error {

@@ -137,7 +137,8 @@ func (b *batch) addAlive(table string) {
 		b.nested(unix.NFTA_SET_ELEM_LIST_ELEMENTS, b.nested(unix.NFTA_LIST_ELEM, key)))
 }
 
-var hooks = map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT}
+var hooks = map[string]uint32{"prerouting": unix.NF_INET_PRE_ROUTING, "output": unix.NF_INET_LOCAL_OUT,
+	"postrouting": unix.NF_INET_POST_ROUTING}
 
 func (b *batch) addChain(table string, c rules.NFTChain) {
 	attrs := []netlink.Attribute{text(unix.NFTA_CHAIN_TABLE, table), text(unix.NFTA_CHAIN_NAME, c.Name)}

@@ -35,10 +35,17 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 	if r.NotLoopback {
 		p.add(&expr.Meta{Key: expr.MetaKeyIIF, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(loIndex)})
 	}
+	if r.Loopback {
+		p.add(&expr.Meta{Key: expr.MetaKeyIIF, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: native(loIndex)})
+	}
+	if r.ToOthers {
+		p.add(&expr.Meta{Key: expr.MetaKeyOIF, Register: reg}, &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(loIndex)})
+	}
 	if r.SYN {
-		p.tcp()
-		p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlags, Len: 1})
-		p.masked([]byte{tcpFlagsMask}, expr.CmpOpEq, []byte{tcpSYN})
+		p.syn(expr.CmpOpEq)
+	}
+	if r.NotSYN {
+		p.syn(expr.CmpOpNeq)
 	}
 	if r.NotForDevice {
 		p.add(&expr.Fib{Register: reg, FlagDADDR: true, FlagIIF: true, ResultADDRTYPE: true},
@@ -52,6 +59,7 @@ func encodeRule(r rules.NFTRule) ([][]byte, error) {
 		p.add(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg})
 		p.masked(native(r.Mask), expr.CmpOpNeq, native(r.Mark))
 	}
+	p.taken(r)
 	if r.New {
 		p.add(&expr.Ct{Key: expr.CtKeySTATE, Register: reg})
 		p.masked(native(expr.CtStateBitNEW), expr.CmpOpNeq, native(0))
@@ -91,6 +99,13 @@ func (p *program) masked(mask []byte, op expr.CmpOp, value []byte) {
 		&expr.Cmp{Op: op, Register: reg, Data: value})
 }
 
+// syn compares whether the segment opens a connection.
+func (p *program) syn(op expr.CmpOp) {
+	p.tcp()
+	p.add(&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlags, Len: 1})
+	p.masked([]byte{tcpFlagsMask}, op, []byte{tcpSYN})
+}
+
 func (p *program) tcp() { p.protocol(unix.IPPROTO_TCP) }
 
 func (p *program) protocol(n byte) {
@@ -114,12 +129,24 @@ func (p *program) beat(r rules.NFTRule) {
 		&expr.Verdict{Kind: expr.VerdictDrop})
 }
 
-func (p *program) family(a netip.Addr) {
-	proto := byte(unix.NFPROTO_IPV6)
+func protocolFamily(a netip.Addr) byte {
 	if a.Is4() {
-		proto = unix.NFPROTO_IPV4
+		return unix.NFPROTO_IPV4
 	}
-	p.add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}})
+	return unix.NFPROTO_IPV6
+}
+
+func (p *program) family(a netip.Addr) {
+	p.add(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{protocolFamily(a)}})
+}
+
+// destinationAddress loads the destination of a packet of a's family.
+func destinationAddress(a netip.Addr) *expr.Payload {
+	daddr := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
+	if a.Is4() {
+		daddr.Offset, daddr.Len = 16, 4
+	}
+	return daddr
 }
 
 // prefix compares the address in the register.
@@ -145,11 +172,7 @@ func (p *program) daddr(want netip.Prefix) {
 	if want.Bits() == 0 {
 		return
 	}
-	daddr := &expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: 24, Len: 16}
-	if want.Addr().Is4() {
-		daddr.Offset, daddr.Len = 16, 4
-	}
-	p.add(daddr)
+	p.add(destinationAddress(want.Addr()))
 	p.prefix(want)
 }
 
@@ -197,17 +220,17 @@ func (p *program) from(a netip.Addr, op expr.CmpOp) {
 func (p *program) verdict(r rules.NFTRule) {
 	switch {
 	case r.To.IsValid():
-		family := uint32(unix.NFPROTO_IPV6)
-		if r.To.Addr().Is4() {
-			family = unix.NFPROTO_IPV4
-		}
 		p.add(&expr.Immediate{Register: reg, Data: r.To.Addr().AsSlice()},
 			&expr.Immediate{Register: reg + 1, Data: binary.BigEndian.AppendUint16(nil, r.To.Port())},
-			&expr.NAT{Type: expr.NATTypeDestNAT, Family: family, RegAddrMin: reg, RegProtoMin: reg + 1, Specified: true})
+			&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(protocolFamily(r.To.Addr())), RegAddrMin: reg, RegProtoMin: reg + 1, Specified: true})
 	case r.Goto != "":
 		p.add(&expr.Verdict{Kind: expr.VerdictGoto, Chain: r.Goto})
 	case r.Reject:
 		p.add(&expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	case r.Drop:
+		p.add(&expr.Verdict{Kind: expr.VerdictDrop})
+	case r.Assign.IsValid() || r.Take || r.Keep || r.AsItIs:
+		p.take(r)
 	default:
 		p.add(&expr.Verdict{Kind: expr.VerdictReturn})
 	}

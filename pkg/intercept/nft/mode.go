@@ -21,6 +21,11 @@ type Config struct {
 	Log logrus.FieldLogger
 	// Heartbeat may be nil.
 	Heartbeat *intercept.Metrics
+	// Plan is for a mode that installs other tables: that of the generation, and
+	// with Refuse the guard; nil: rules.PlanNFT. Linger is then what takes the
+	// place of the generation's table when it is closed, until the process ends.
+	Plan   func(rules.State) []rules.NFTTable
+	Linger func(rules.State) rules.NFTTable
 }
 
 func (c Config) withDefaults() Config {
@@ -28,6 +33,9 @@ func (c Config) withDefaults() Config {
 		l := logrus.New()
 		l.SetOutput(io.Discard)
 		c.Log = l
+	}
+	if c.Plan == nil {
+		c.Plan = rules.PlanNFT
 	}
 	return c
 }
@@ -41,7 +49,7 @@ type Mode struct {
 	sock *socket    // nil: not applied
 	plan []rules.NFTTable
 	left footprint // what the last Apply has left in the kernel
-	gen  string
+	last rules.State
 	stop func() // ends the heartbeat; nil: not diverting
 
 	// beating is held for as long as a datagram takes to send. Never is mu: an
@@ -70,12 +78,12 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 	if err != nil {
 		return fmt.Errorf("nft: applying: %w", err)
 	}
-	if err := m.install(rules.PlanNFT(s)); err != nil {
+	if err := m.install(m.cfg.Plan(s)); err != nil {
 		_ = p.close() // nothing was sent
 		return fmt.Errorf("nft: applying: %w", err)
 	}
 	m.beatBy(p)
-	m.gen = s.Generation
+	m.last = s
 	if m.stop == nil {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
 	}
@@ -197,8 +205,11 @@ func (m *Mode) Close() error {
 	defer m.mu.Unlock()
 	_ = m.pulse.close()
 	m.pulse = nil
+	if m.cfg.Linger != nil {
+		return m.linger(m.cfg.Linger(m.last))
+	}
 	if len(m.plan) == 1 {
-		return m.linger()
+		return m.linger(rules.PlanNFTLinger(m.last.Generation))
 	}
 	sock := m.sock
 	m.sock = nil
@@ -208,16 +219,19 @@ func (m *Mode) Close() error {
 	return nil
 }
 
-// linger keeps the kernel's nat at work for the connections taken: the guard,
-// which does so else, is not there. It ends with the process, or by Cleanup.
-func (m *Mode) linger() error {
-	plan := rules.PlanNFTLinger(m.gen)
+// linger leaves but what the connections taken need, such as the kernel's nat
+// where no guard keeps it at work. It ends with the process, or by Cleanup.
+func (m *Mode) linger(t rules.NFTTable) error {
 	var b batch
-	b.rebuild(plan)
+	if sameShape(m.plan[0], t) {
+		b.refill(t) // without a moment in which a packet meets neither
+	} else {
+		b.rebuild(t)
+	}
 	if err := m.sock.commit(&b); err != nil {
 		return fmt.Errorf("nft: closing: %w", err)
 	}
-	m.plan = []rules.NFTTable{plan}
+	m.plan, m.left = []rules.NFTTable{t}, footprint{}
 	lingering.add(m.sock)
 	return nil
 }

@@ -21,7 +21,7 @@ func (m *Mode) Preflight(ctx context.Context) intercept.Report {
 	if err := ctx.Err(); err != nil {
 		return intercept.Report{Err: err}
 	}
-	r := classify(probe())
+	r := classify(m.probe())
 	if r.Err == nil {
 		r.Notes = append(r.Notes, namespaceNote("/proc/thread-self/ns/net", "/proc/1/ns/net")...)
 		r.Notes = append(r.Notes, earlierNAT()...)
@@ -31,13 +31,13 @@ func (m *Mode) Preflight(ctx context.Context) intercept.Report {
 
 // probe tries a state with everything in it. No generation has a '_' in its
 // name, so that the tables are nobody's.
-func probe() error {
+func (m *Mode) probe() error {
 	sock, err := openSocket()
 	if err != nil {
 		return err
 	}
 	addr4, addr6 := netip.MustParsePrefix("192.0.2.1/32"), netip.MustParsePrefix("2001:db8::1/128")
-	plan := rules.PlanNFT(rules.State{
+	plan := m.cfg.Plan(rules.State{
 		Generation: "probe_own", Clients: rules.Clients{Host: true, Pods: true}, WhenDown: rules.Refuse,
 		Mark: 0x40, MarkMask: 0x40, Node4: addr4.Addr(), Node6: addr6.Addr(),
 		Diverts: []rules.Divert{
