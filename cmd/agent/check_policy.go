@@ -46,7 +46,7 @@ func checkPolicies(cfg config.Agent, usable []string) (found []finding) {
 			f.Detail = fmt.Sprintf("pods connect to %s themselves, and that is what policies see: allow it", places(at))
 		case !cfg.Intercept.Clients.Pods:
 			continue
-		case mode == config.ModeTPROXY:
+		case mode == config.ModeTPROXY, mode == tproxyIPTables:
 			f.Detail = "pods are diverted without another address"
 			f.Notes = []string{"what they send is taken in by the node and not forwarded: a policy enforced where packets are forwarded (netfilter's forward hook) " +
 				"does not see it; one at the pod's interface or where packets come in (input) does, by the KAS's address", guarded(cfg.Guard)}

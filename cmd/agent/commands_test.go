@@ -192,11 +192,12 @@ func TestCandidates(t *testing.T) {
 	}
 	all := modes(config.Intercept{}, nil, ebpfParts{})
 	for mode, want := range map[string][2][]string{
-		config.ModeAuto:   {{"ebpf", "iptables", "nft"}, nil},
-		config.ModeEBPF:   {{"ebpf"}, {"iptables", "listen", "nft"}},
-		"nft":             {{"nft"}, {"ebpf", "iptables", "listen"}},
-		"iptables":        {{"iptables"}, {"ebpf", "listen", "nft"}},
-		config.ModeListen: {{"listen"}, {"ebpf", "iptables"}},
+		config.ModeAuto:   {{"ebpf", "iptables", "nft"}, {"tproxy"}},
+		config.ModeEBPF:   {{"ebpf"}, {"iptables", "listen", "nft", "tproxy", "tproxy-iptables"}},
+		"nft":             {{"nft"}, {"ebpf", "iptables", "listen", "tproxy", "tproxy-iptables"}},
+		"iptables":        {{"iptables"}, {"ebpf", "listen", "nft", "tproxy", "tproxy-iptables"}},
+		config.ModeTPROXY: {{"tproxy", "tproxy-iptables"}, {"ebpf"}},
+		config.ModeListen: {{"listen"}, {"ebpf", "iptables", "tproxy", "tproxy-iptables"}},
 	} {
 		try, others := candidates(mode, all)
 		if !slices.Equal(names(try), want[0]) || !slices.Equal(names(others), want[1]) {
@@ -206,7 +207,7 @@ func TestCandidates(t *testing.T) {
 	if try, _ := candidates(config.ModeAuto, all); try[0].Name != config.ModeEBPF {
 		t.Errorf("auto tries %s first", try[0].Name)
 	}
-	if got := names(everyMode()); !slices.Equal(got, []string{"ebpf", "iptables", "nft"}) {
+	if got := names(everyMode()); !slices.Equal(got, []string{"ebpf", "iptables", "nft", "tproxy"}) {
 		t.Errorf("cleanup cleans %v", got)
 	}
 	for _, c := range everyMode() {

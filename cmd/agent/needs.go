@@ -32,6 +32,7 @@ var whyMode = map[string]string{
 	config.ModeNFT:      "it diverts in a table of its own that ends with the agent, and needs no program but the agent",
 	config.ModeIPTables: "it is what is left on nodes where neither ebpf nor nft can work",
 	config.ModeTPROXY:   "it leaves the address of the KAS in the packets that reach the node",
+	tproxyIPTables:      "it does what tproxy does where nftables cannot",
 	config.ModeListen:   "clients are told the agent's address, and nothing is diverted",
 }
 

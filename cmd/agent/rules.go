@@ -125,6 +125,10 @@ func printRules(w io.Writer, mode string, s rules.State, bind []netip.Addr) erro
 		text = rules.RenderNFT(s)
 	case "iptables":
 		text = rules.RenderIPTables(s).String()
+	case config.ModeTPROXY:
+		text = rules.RenderTProxyNFT(s)
+	case tproxyIPTables:
+		text = rules.RenderTProxyIPTables(s)
 	case config.ModeListen:
 		var guarded []netip.AddrPort
 		for _, d := range s.Diverts {

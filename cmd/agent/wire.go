@@ -20,6 +20,7 @@ import (
 	"github.com/kasway/kasway/pkg/intercept/iptables"
 	"github.com/kasway/kasway/pkg/intercept/listen"
 	"github.com/kasway/kasway/pkg/intercept/nft"
+	"github.com/kasway/kasway/pkg/intercept/tproxy"
 	"github.com/kasway/kasway/pkg/observe"
 	"github.com/kasway/kasway/pkg/tunnel"
 )
@@ -59,6 +60,9 @@ func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]in
 				return iptables.New(iptables.Config{Log: parts.Log, Heartbeat: parts.Metrics}), nil
 			},
 		},
+		// Its rules are the other two modes', and so is what removes them.
+		config.ModeTPROXY: {Name: config.ModeTPROXY, Cleanup: tproxy.Cleanup, New: tproxyMode(cfg, parts, false)},
+		tproxyIPTables:    {Name: tproxyIPTables, New: tproxyMode(cfg, parts, true)},
 		config.ModeListen: {
 			Name: config.ModeListen, // its guard is nft's, its address the agent's
 			New: func() (intercept.Mode, error) {
@@ -81,10 +85,19 @@ func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]in
 	}
 }
 
+// tproxyIPTables is mode tproxy where nftables cannot do it.
+const tproxyIPTables = config.ModeTPROXY + "-iptables"
+
+func tproxyMode(cfg config.Intercept, parts *agent.Parts, byIPTables bool) func() (intercept.Mode, error) {
+	return func() (intercept.Mode, error) {
+		return tproxy.New(tproxy.Config{Clients: cfg.Clients, IPTables: byIPTables, Log: parts.Log, Heartbeat: parts.Metrics}), nil
+	}
+}
+
 // everyMode is for cleaning up.
 func everyMode() []intercept.Candidate {
 	all := modes(config.Intercept{}, nil, ebpfParts{})
-	return []intercept.Candidate{all[config.ModeEBPF], all["nft"], all["iptables"]}
+	return []intercept.Candidate{all[config.ModeEBPF], all["nft"], all["iptables"], all[config.ModeTPROXY]}
 }
 
 // candidates are those to try for a configured mode, and the others.
@@ -93,7 +106,13 @@ func candidates(mode string, all map[string]intercept.Candidate) (try, others []
 		for _, name := range modeOrder {
 			try = append(try, all[name])
 		}
-		return try, nil
+		return try, []intercept.Candidate{all[config.ModeTPROXY]}
+	case config.ModeTPROXY:
+		// Whichever is not used, what is left of its kind of rules is removed, and
+		// not the policy route of the one that is.
+		byNFT, byIPTables := all[config.ModeTPROXY], all[tproxyIPTables]
+		byNFT.Cleanup, byIPTables.Cleanup = all["nft"].Cleanup, all["iptables"].Cleanup
+		return []intercept.Candidate{byNFT, byIPTables}, []intercept.Candidate{all[config.ModeEBPF]}
 	}
 	for name, c := range all {
 		// The guard of mode listen is one of nft's.
