@@ -174,6 +174,10 @@ func TestStatusTable(t *testing.T) {
 			{Server: "192.0.2.1:8091", State: "up", Since: now.Add(-time.Minute), RTT: 1234567, Version: "v2", Streams: 3},
 			{Server: "kasway.example:8091", State: "waiting", LastError: "no route"},
 		},
+	}, []agent.Status{
+		{Version: "v0", Generation: "0a1b2c3d", Started: now.Add(-26 * time.Hour), Phase: agent.PhaseDraining,
+			Drain: &agent.DrainStatus{By: "4e5f", Connections: 12, Reset: 3, Ended: 1, Ends: now.Add(time.Minute)}},
+		{Version: "v2", Generation: "99999999", Started: now.Add(-time.Second), Phase: agent.PhaseStarting},
 	}, now)
 	if err := w.Flush(); err != nil {
 		t.Fatal(err)

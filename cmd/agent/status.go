@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"github.com/kasway/kasway/cmd/internal/cli"
 	"github.com/kasway/kasway/pkg/agent"
 	"github.com/kasway/kasway/pkg/config"
+	"github.com/kasway/kasway/pkg/observe"
 )
 
 func statusCommand() *cobra.Command {
@@ -23,9 +25,14 @@ func statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show what the running agent diverts and carries",
+		Long: `Shows what the running agent diverts and carries.
+
+Where several run, as during an upgrade, that is the one of the container that
+the command is executed in, or else the newest; the others are named.`,
 		Args:  cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := ask(c.Context(), socket)
+			own := observe.OwnSocket(socket)
+			s, err := ask(c.Context(), own)
 			if err != nil {
 				return err
 			}
@@ -36,7 +43,8 @@ func statusCommand() *cobra.Command {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "ready")
 				return err
 			}
-			return out.Print(c.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, time.Now()) })
+			beside := others(c.Context(), socket, s.Generation)
+			return out.Print(c.OutOrStdout(), s, func(w io.Writer) { printStatus(w, s, beside, time.Now()) })
 		},
 	}
 	out.Register(c)
@@ -45,12 +53,35 @@ func statusCommand() *cobra.Command {
 	return c
 }
 
-func printStatus(w io.Writer, s agent.Status, now time.Time) {
+// others are the agents that run beside the one with this generation, as before
+// and after an upgrade.
+func others(ctx context.Context, socket, generation string) (all []agent.Status) {
+	for _, at := range observe.Sockets(socket) {
+		// One that has just ended is not beside us any more.
+		if s, err := ask(ctx, at); err == nil && s.Generation != generation {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// progress says what an agent does, and how far it has come with that.
+func progress(s agent.Status) string {
+	if s.Drain != nil && (s.Phase == agent.PhaseDraining || s.Phase == agent.PhaseDrained) {
+		return s.Phase + ", " + s.Drain.String()
+	}
+	return s.Phase
+}
+
+func printStatus(w io.Writer, s agent.Status, beside []agent.Status, now time.Time) {
 	state := "ready"
 	if !s.Ready {
 		state = "not ready: " + s.NotReady
 	}
 	_, _ = fmt.Fprintf(w, "Agent\t%s, up %s, %s\n", s.Version, ago(now, s.Started), state)
+	for _, o := range beside {
+		_, _ = fmt.Fprintf(w, "Beside\t%s, up %s, generation %s: %s\n", o.Version, ago(now, o.Started), o.Generation, progress(o))
+	}
 	_, _ = fmt.Fprintf(w, "Mode\t%s, when down: %s\n", orNone(s.Mode), s.WhenDown)
 	for _, d := range s.Detail {
 		_, _ = fmt.Fprintf(w, "\t%s\n", oneLine(d))

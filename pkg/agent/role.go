@@ -47,7 +47,11 @@ func (d DrainStatus) String() string {
 	if d.Connections == 0 {
 		return fmt.Sprintf("%d connections ended, %d were reset", d.Ended, d.Reset)
 	}
-	return fmt.Sprintf("%s left, ends by %s", connections(d.Connections), d.Ends.Format(time.TimeOnly))
+	left := connections(d.Connections) + " left"
+	if d.Reset > 0 {
+		left += fmt.Sprintf(", %d reset", d.Reset)
+	}
+	return left + ", ends by " + d.Ends.Format(time.TimeOnly)
 }
 
 func connections(n int) string {
