@@ -102,7 +102,8 @@ func everyMode() []intercept.Candidate {
 
 // candidates are those to try for a configured mode, and the others.
 func candidates(mode string, all map[string]intercept.Candidate) (try, others []intercept.Candidate) {
-	if mode == config.ModeAuto {
+	switch mode {
+	case config.ModeAuto:
 		for _, name := range modeOrder {
 			try = append(try, all[name])
 		}
