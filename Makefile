@@ -50,8 +50,8 @@ test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 	@$(MAKE) --no-print-directory build
 	@$(TESTSUM) -tags kube -count=1 -timeout 40m ./tests/kube ./tests/deploy/kustomize
 
-chaos: deps build ## kill -9 and SIGSTOP of the agent under load, in every mode
-	@$(TESTSUM) -tags chaos -count=1 -timeout 20m ./tests/chaos
+chaos: deps ## the agent killed, frozen, starved and restarted under load, in every mode (three minutes)
+	@$(TESTSUM) -tags chaos -count=1 -timeout 20m -parallel 4 ./tests/chaos
 
 mutants: deps ## small faults that the tests must notice (FULL=1: all of them)
 	@$(GO) run ./tests/mutants

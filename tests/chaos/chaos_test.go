@@ -4,240 +4,177 @@ package chaos
 
 import (
 	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/kasway/kasway/tests/netns"
 	"github.com/kasway/kasway/tests/netns/stack"
 )
 
-// within is how soon after the blow the state of whenDown must hold, and the
-// longest that a connect may ever block.
-const within = 3 * time.Second
+// modes are all of them.
+var modes = []string{"ebpf", "nft", "iptables", "tproxy", "listen"}
 
-// kasPort is where the stand-in serves.
-const kasPort = 6443
-
-// bind is the address of mode listen.
-var bind = netip.MustParseAddr("169.254.77.2")
-
-func binaries(t *testing.T) string {
-	t.Helper()
-	bin, err := filepath.Abs("../../bin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(bin, "kasway-agent")); err != nil {
-		t.Fatalf("%v: `make chaos` builds it", err)
-	}
-	return bin
-}
-
-func TestChaos(t *testing.T) {
-	for _, mode := range []string{"nft", "iptables", "listen"} {
-		for _, whenDown := range []string{"refuse", "direct"} {
-			if mode == "listen" && whenDown == "direct" {
-				continue // its address is the agent's own: nobody else answers there
-			}
-			for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
-				t.Run(fmt.Sprintf("%s/%s/%s", mode, whenDown, name(sig)), func(t *testing.T) {
-					strike(t, mode, whenDown, sig)
-				})
-			}
-		}
-	}
-}
-
-func name(s syscall.Signal) string {
-	return map[syscall.Signal]string{syscall.SIGKILL: "SIGKILL", syscall.SIGSTOP: "SIGSTOP"}[s]
-}
-
-// scene is a stack with its KAS, and what clients dial.
-type scene struct {
-	*stack.Stack
-	clients []*netns.Host
-	to      []netip.AddrPort
-	flags   []string
-}
-
-func setUp(t *testing.T, mode, whenDown string) *scene {
-	topo := netns.New(t, netns.Spec{RoutedPods: 1, BridgePods: 1, BridgeNF: true})
-	kas4, kas6 := netip.AddrPortFrom(netns.KAS4, kasPort), netip.AddrPortFrom(netns.KAS6, kasPort)
-	stop, err := stack.Mirror(topo.ControlPlane, kas4, kas6)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(stop)
-	dir, err := stack.TempDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	st, err := stack.New(topo, binaries(t), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &scene{Stack: st, clients: []*netns.Host{topo.Node}}
-	s.flags = []string{"--mode", mode, "--when-down", whenDown}
+// whenDowns are the settings that the mode has: the address of mode listen is
+// the agent's own, so that nobody else answers there.
+func whenDowns(mode string) []string {
 	if mode == "listen" {
-		s.to = []netip.AddrPort{netip.AddrPortFrom(bind, kasPort)}
-		s.flags = append(s.flags, "--bind-address", bind.String(), "--target", fmt.Sprintf("%d:%s", kasPort, kas4))
-	} else {
-		s.clients = append(s.clients, topo.RoutedPods[0], topo.BridgedPods[0])
-		s.to = []netip.AddrPort{kas4, kas6}
-		s.flags = append(s.flags, "--clients", "host,pods", "--target", fmt.Sprintf("kas=%s,%s", kas4, kas6))
+		return []string{"refuse"}
 	}
-	if _, err := s.Server(kas4.String()); err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return []string{"refuse", "direct"}
 }
 
-func strike(t *testing.T, mode, whenDown string, sig syscall.Signal) {
-	s := setUp(t, mode, whenDown)
-	around := netns.Around{Trees: []string{s.Dir + "/state"}}
-	before, err := s.Node.Snapshot(around)
-	if err != nil {
-		t.Fatal(err)
-	}
-	agent, err := s.Agent(s.flags...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	storm := newStorm(s.clients, s.to)
-	agent, struck, revived, restored, err := s.blow(storm, agent, sig)
-	all := storm.end()
-	t.Logf("%s", summary(all))
-	if err != nil {
-		t.Fatal(err)
-	}
-	judge(t, all, storm.workers, whenDown, struck, revived, restored)
-	s.tidy(t, agent, whenDown, before, around)
+// A blow stops or ends an agent. It returns what revives it; nil: another agent
+// must take its place.
+type blow struct {
+	name   string
+	strike func(*stack.Process) (revive func() error, err error)
 }
 
-// blow strikes, waits until every client has met what is left, and revives. It
-// returns the agent that lives in the end, and when what happened.
-func (s *scene) blow(storm *storm, was *stack.Process, sig syscall.Signal) (agent *stack.Process, struck, revived, restored time.Time, err error) {
-	agent = was
-	if err = storm.proceed(time.Time{}, 50); err != nil {
-		return
-	}
-	struck = time.Now()
-	if err = agent.Signal(sig); err != nil {
-		return
-	}
-	if err = storm.proceed(struck.Add(within), 50); err != nil {
-		return
-	}
-	revived = time.Now()
-	if sig == syscall.SIGSTOP {
-		if err = agent.Signal(syscall.SIGCONT); err != nil {
-			return
-		}
-		restored = revived.Add(within)
-	} else {
-		_ = agent.Wait()
-		if agent, err = s.Agent(s.flags...); err != nil {
-			return
-		}
-		restored = time.Now()
-	}
-	err = storm.proceed(restored, 50)
-	return
+// starved is the blow after which an agent lives a little now and then.
+const starved = "starved"
+
+// starvation is how long it lasts.
+const starvation = 5 * time.Second
+
+// blows are in the order in which a run has them. The last one is where clients
+// that hurry make the most of their connects: nobody is there to carry them.
+var blows = []blow{
+	{"SIGSTOP", func(p *stack.Process) (func() error, error) {
+		return func() error { return p.Signal(syscall.SIGCONT) }, p.Signal(syscall.SIGSTOP)
+	}},
+	{starved, func(p *stack.Process) (func() error, error) { return p.Starve() }},
+	{"SIGKILL", func(p *stack.Process) (func() error, error) { return nil, p.Signal(syscall.SIGKILL) }},
 }
 
-func judge(t *testing.T, all []connect, workers int, whenDown string, struck, revived, restored time.Time) {
-	t.Helper()
-	down := refused
-	if whenDown == "direct" {
-		down = direct
-	}
-	inFlight, shown := 0, 0
-	fail := func(rule string, c connect) {
-		if shown++; shown <= 10 {
-			t.Errorf("%s: %s", rule, c)
-		}
-	}
-	for _, c := range all {
-		switch {
-		case c.blocked > within:
-			fail("blocked in connect for longer than 3 s", c)
-		case c.what == odd:
-			fail("an errno other than ECONNREFUSED", c)
-		case whenDown == "refuse" && c.what == direct:
-			fail("escaped to the KAS", c)
-		case c.ended.Before(struck) && c.what != carried:
-			fail("before the blow", c)
-		case c.begun.After(struck.Add(within)) && c.ended.Before(revived) && c.what != down:
-			fail("3 s after the blow it should be "+down, c)
-		case c.begun.After(restored) && c.what != carried:
-			fail("after the recovery", c)
-		}
-		if c.what == broken {
-			inFlight++
-		}
-	}
-	if inFlight > workers {
-		t.Errorf("%d connections were cut, more than the %d workers have in flight", inFlight, workers)
-		for _, c := range all {
-			if c.what == broken {
-				t.Logf("%s after the blow, %s after the revival: %s", c.begun.Sub(struck).Round(time.Millisecond), c.begun.Sub(revived).Round(time.Millisecond), c)
-			}
-		}
-	}
-}
-
-func summary(all []connect) string {
-	count := map[string]int{}
-	var longest time.Duration
-	for _, c := range all {
-		count[c.what]++
-		longest = max(longest, c.blocked)
-	}
-	var parts []string
-	for _, w := range []string{carried, refused, direct, broken, odd} {
-		parts = append(parts, fmt.Sprintf("%d %s", count[w], w))
-	}
-	return fmt.Sprintf("%d connects: %s; longest connect %s", len(all), strings.Join(parts, ", "), longest.Round(time.Millisecond))
-}
-
-// tidy stops the agent, sees that its guard outlives it, and proves that two
-// cleanups leave the node as it was.
-func (s *scene) tidy(t *testing.T, agent *stack.Process, whenDown string, before netns.Snapshot, around netns.Around) {
-	t.Helper()
-	if err := agent.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.Wait(); err != nil {
-		t.Errorf("the agent ends with %v after SIGTERM\n%s", err, agent.Log())
-	}
-	for _, h := range s.clients {
-		for _, to := range s.to {
-			var c connect
-			_ = h.Do(func() error {
-				c = one(h.Label+" -> "+to.String(), to, []netip.Addr{h.Addr4, h.Addr6})
-				return nil
+// TestChaos strikes the agent under a storm of connects by one blow after the
+// other. A run is one mode under one whenDown, of at least enough connects.
+func TestChaos(t *testing.T) {
+	for _, mode := range modes {
+		for _, whenDown := range whenDowns(mode) {
+			t.Run(mode+"/"+whenDown, func(t *testing.T) {
+				t.Parallel()
+				s := setUp(t, mode, whenDown)
+				agent := s.start(t)
+				storm := newStorm(s.clients, s.to)
+				err := storm.proceed(time.Time{}, 50)
+				var strokes []stroke
+				for i := 0; err == nil && i < len(blows); i++ {
+					var one stroke
+					one, err = s.strike(storm, agent, blows[i], i == len(blows)-1)
+					strokes, agent = append(strokes, one), one.agent
+				}
+				all := storm.end()
+				t.Logf("%s", summary(all))
+				if err != nil {
+					t.Fatalf("%v\nthe agent wrote:\n%s", err, agent.Log())
+				}
+				for _, o := range strokes {
+					t.Logf("from 3 s after %s on: %s", o.blow, summary(during(all, o.struck.Add(within), o.revived)))
+				}
+				judge(t, all, strokes, storm.workers, s.whenDown)
+				s.attached(t)
+				s.tidy(t, agent)
 			})
-			if want := map[string]string{"refuse": refused, "direct": direct}[whenDown]; c.what != want {
-				t.Errorf("after SIGTERM it should be %s: %s", want, c)
+		}
+	}
+}
+
+// stroke is when what happened because of one blow.
+type stroke struct {
+	blow                      string
+	agent                     *stack.Process // the one that lives in the end
+	struck, revived, restored time.Time
+}
+
+// strike strikes, waits until every client has met what is left, and revives.
+// After the last blow of a run that is once there are enough connects.
+func (s *scene) strike(storm *storm, agent *stack.Process, b blow, last bool) (o stroke, err error) {
+	o = stroke{blow: b.name, agent: agent, struck: time.Now()}
+	revive, err := b.strike(agent)
+	if err != nil {
+		return o, err
+	}
+	if b.name == starved {
+		// What a client meets then is not given, only for how long.
+		<-time.After(time.Until(o.struck.Add(starvation)))
+	} else if err := storm.proceed(o.struck.Add(within), 50); err != nil {
+		return o, fmt.Errorf("after %s: %w", b.name, err)
+	}
+	if last {
+		if err := storm.amounts(enough); err != nil {
+			return o, err
+		}
+	}
+	o.revived = time.Now()
+	if revive != nil {
+		if err := revive(); err != nil {
+			return o, err
+		}
+		o.restored = o.revived.Add(within)
+	} else {
+		_ = agent.Wait() // reports the signal
+		if o.agent, err = s.Agent(s.flags...); err != nil {
+			return o, err
+		}
+		o.restored = time.Now()
+	}
+	if err := storm.proceed(o.restored, 50); err != nil {
+		return o, fmt.Errorf("after the recovery from %s: %w", b.name, err)
+	}
+	return o, nil
+}
+
+// judge holds every connect against what was going on.
+func judge(t *testing.T, all []connect, strokes []stroke, workers int, whenDown string) {
+	t.Helper()
+	show := show{t: t}
+	for _, c := range all {
+		show.always(c, whenDown)
+	}
+	calm := time.Time{} // since when the agent is well
+	for _, o := range strokes {
+		var cut []connect
+		for _, c := range all {
+			switch {
+			case c.begun.Before(calm) || !c.begun.Before(o.restored):
+				continue // another stroke's
+			case c.ended.Before(o.struck) && c.what != carried:
+				show.fail("before "+o.blow, c)
+			case c.begun.After(o.struck.Add(within)) && c.ended.Before(o.revived) && !o.permits(c.what, whenDown):
+				show.fail("3 s after "+o.blow, c)
+			}
+			if c.what == broken {
+				cut = append(cut, c)
 			}
 		}
+		if len(cut) > workers {
+			t.Errorf("%s: %d connections were cut, more than the %d workers have in flight", o.blow, len(cut), workers)
+			for _, c := range cut {
+				t.Logf("begun %s after the blow, %s after the revival: %s", c.begun.Sub(o.struck).Round(time.Millisecond),
+					c.begun.Sub(o.revived).Round(time.Millisecond), c)
+			}
+		}
+		calm = o.restored
 	}
-	for range 2 {
-		if err := s.Cleanup(); err != nil {
-			t.Fatal(err)
+	for _, c := range all {
+		if c.begun.After(calm) && c.what != carried {
+			show.fail("after the last recovery", c)
 		}
 	}
-	after, err := s.Node.Snapshot(around)
-	if err != nil {
-		t.Fatal(err)
+}
+
+// during are the connects that began and ended between the times.
+func during(all []connect, from, to time.Time) (some []connect) {
+	for _, c := range all {
+		if c.begun.After(from) && c.ended.Before(to) {
+			some = append(some, c)
+		}
 	}
-	for _, line := range before.Diff(after) {
-		t.Errorf("left behind: %s", line)
-	}
+	return some
+}
+
+// permits says whether a connect may meet what, more than 3 s after the blow.
+// An agent that gets a little time now and then carries some in between.
+func (o stroke) permits(what, whenDown string) bool {
+	return what == down(whenDown) || o.blow == starved && what == carried
 }

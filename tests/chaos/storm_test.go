@@ -8,7 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
+	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -40,28 +41,36 @@ func (c connect) String() string {
 	return fmt.Sprintf("%s: %s after %s in connect: %v", c.from, c.what, c.blocked.Round(time.Millisecond), c.err)
 }
 
-// storm connects without end, with one worker for each client and address.
+// storm connects without end, with a worker or more for each client and address.
 type storm struct {
 	workers int
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	mu      sync.Mutex
 	all     []connect
+	from    time.Time // since when since counts connects, by worker
+	since   map[string]int
 }
+
+// fewest is how many workers a storm has at least.
+const fewest = 6
 
 func newStorm(clients []*netns.Host, to []netip.AddrPort) *storm {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &storm{cancel: cancel, workers: len(clients) * len(to)}
-	for _, h := range clients {
-		for _, a := range to {
-			s.wg.Go(func() { _ = h.Do(func() error { s.work(ctx, h, a); return nil }) })
+	s := &storm{since: map[string]int{}, cancel: cancel}
+	for s.workers < fewest {
+		for _, h := range clients {
+			for _, a := range to {
+				s.workers++
+				name := fmt.Sprintf("worker %d, %s", s.workers, h.Label)
+				s.wg.Go(func() { s.work(ctx, name, h, a) })
+			}
 		}
 	}
 	return s
 }
 
-func (s *storm) work(ctx context.Context, h *netns.Host, to netip.AddrPort) {
-	own := []netip.Addr{h.Addr4, h.Addr6}
+func (s *storm) work(ctx context.Context, name string, h *netns.Host, to netip.AddrPort) {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -70,18 +79,20 @@ func (s *storm) work(ctx context.Context, h *netns.Host, to netip.AddrPort) {
 			return
 		case <-tick.C:
 		}
-		c := one(h.Label+" -> "+to.String(), to, own)
+		c := one(h, to)
+		c.from = name + " -> " + to.String()
 		s.mu.Lock()
 		s.all = append(s.all, c)
+		s.note(c)
 		s.mu.Unlock()
 	}
 }
 
-// one connects from the calling thread. The KAS sees the client's own address
-// only if nobody stands between them.
-func one(from string, to netip.AddrPort, own []netip.Addr) connect {
-	c := connect{from: from, begun: time.Now()}
-	conn, err := (&net.Dialer{Timeout: 20 * time.Second}).Dial("tcp", to.String())
+// one connects once. The KAS sees the client's own address only if nobody stands
+// between them.
+func one(h *netns.Host, to netip.AddrPort) connect {
+	c := connect{from: h.Label + " -> " + to.String(), begun: time.Now()}
+	conn, err := h.DialWith(context.Background(), &net.Dialer{Timeout: 20 * time.Second}, "tcp", to.String())
 	c.blocked = time.Since(c.begun)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -99,7 +110,7 @@ func one(from string, to netip.AddrPort, own []netip.Addr) connect {
 		switch {
 		case err != nil:
 			c.what = broken
-		case slices.Contains(own, who.Addr()):
+		case who.Addr() == h.Addr4 || who.Addr() == h.Addr6:
 			c.what = direct
 		default:
 			c.what = carried
@@ -109,10 +120,19 @@ func one(from string, to netip.AddrPort, own []netip.Addr) connect {
 	return c
 }
 
-func (s *storm) seen() []connect {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.all)
+// enough is how many connects a run has at least.
+var enough = map[bool]int{false: 10_000, true: 100_000}[os.Getenv("FULL") == "1"]
+
+// amounts waits until n connects have been made.
+func (s *storm) amounts(n int) error {
+	return netns.Poll(5*time.Minute, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.all) < n {
+			return fmt.Errorf("only %d connects of %d", len(s.all), n)
+		}
+		return nil
+	})
 }
 
 func (s *storm) end() []connect {
@@ -123,15 +143,17 @@ func (s *storm) end() []connect {
 
 // proceed waits until every worker has ended n connects that began after from.
 func (s *storm) proceed(from time.Time, n int) error {
+	s.mu.Lock()
+	s.from, s.since = from, map[string]int{}
+	for _, c := range s.all {
+		s.note(c)
+	}
+	s.mu.Unlock()
 	return netns.Poll(30*time.Second, func() error {
-		count := map[string]int{}
-		for _, c := range s.seen() {
-			if c.begun.After(from) {
-				count[c.from]++
-			}
-		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		done := 0
-		for _, have := range count {
+		for _, have := range s.since {
 			if have >= n {
 				done++
 			}
@@ -141,4 +163,25 @@ func (s *storm) proceed(from time.Time, n int) error {
 		}
 		return nil
 	})
+}
+
+// note counts c for proceed.
+func (s *storm) note(c connect) {
+	if c.begun.After(s.from) {
+		s.since[c.from]++
+	}
+}
+
+func summary(all []connect) string {
+	count := map[string]int{}
+	var longest time.Duration
+	for _, c := range all {
+		count[c.what]++
+		longest = max(longest, c.blocked)
+	}
+	var parts []string
+	for _, w := range []string{carried, refused, direct, broken, odd} {
+		parts = append(parts, fmt.Sprintf("%d %s", count[w], w))
+	}
+	return fmt.Sprintf("%d connects: %s; longest connect %s", len(all), strings.Join(parts, ", "), longest.Round(time.Millisecond))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
 // hooks are the places of a cgroup at which Kasway might attach something.
@@ -45,6 +46,10 @@ func AttachedTo(dir string) ([]Attached, error) {
 		return nil, fmt.Errorf("netns: programs of a cgroup: %w", err)
 	}
 	defer f.Close()
+	links, err := linksOn(f)
+	if err != nil {
+		return nil, err
+	}
 	var all []Attached
 	for _, h := range hooks {
 		found, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: h.at})
@@ -55,14 +60,38 @@ func AttachedTo(dir string) ([]Attached, error) {
 			return nil, fmt.Errorf("netns: programs at %s of %s: %w", h.name, dir, err)
 		}
 		for _, p := range found.Programs {
-			a := Attached{Hook: h.name, Program: uint32(p.ID)}
-			if id, ok := p.LinkID(); ok {
-				a.Link = uint32(id)
-			}
-			all = append(all, a)
+			all = append(all, Attached{h.name, uint32(p.ID), links[hook{p.ID, h.at}]})
 		}
 	}
 	return all, nil
+}
+
+// hook is a program at one place.
+type hook struct {
+	program ebpf.ProgramID
+	at      ebpf.AttachType
+}
+
+// linksOn are the ids of the links that attach something to the cgroup dir.
+// (Asking the cgroup itself tells programs, but no links.)
+func linksOn(dir *os.File) (map[hook]uint32, error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
+		return nil, err
+	}
+	links := map[hook]uint32{}
+	it := new(link.Iterator)
+	defer it.Close()
+	for it.Next() {
+		info, err := it.Link.Info()
+		if err != nil {
+			continue // it has ended meanwhile
+		}
+		if c := info.Cgroup(); c != nil && c.CgroupId == stat.Ino {
+			links[hook{info.Program, ebpf.AttachType(c.AttachType)}] = uint32(info.ID)
+		}
+	}
+	return links, it.Err()
 }
 
 // attachedBelow lists what is attached to dir and to every cgroup below it.

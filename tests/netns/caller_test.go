@@ -48,6 +48,12 @@ func TestConnectHooksSeeTheNode(t *testing.T) {
 		serve(t, l.ControlPlane, netip.AddrPortFrom(l.ControlPlane.Addr4, 6443))
 	}
 	forbid(t, topo.NodeCgroup())
+	if all, err := AttachedTo(topo.NodeCgroup()); err != nil || len(all) != 1 || all[0].Hook != "connect4" || all[0].Program == 0 || all[0].Link == 0 {
+		t.Errorf("attached: %+v, %v", all, err)
+	}
+	if all, err := AttachedTo(topo.Node.CgroupPath()); err != nil || len(all) > 0 {
+		t.Errorf("attached below it: %+v, %v", all, err)
+	}
 	for _, h := range []*Host{topo.Node, topo.RoutedPods[0], topo.BridgedPods[0]} {
 		if err := (Probe{h, kas}).Reach(time.Second); !errors.Is(err, unix.EPERM) {
 			t.Errorf("%s is not seen by the hook: %v", h.Label, err)
