@@ -61,20 +61,18 @@ func (s system) findBPFFS(dir string, mayMount bool) (BPFFS, error) {
 			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s, so nothing can be pinned and the programs would end with the agent", dir)
 		}
 	}
-	return s.outlives(b, m)
+	init, err := s.mounts(initMounts)
+	if err != nil {
+		b.Note = fmt.Sprintf("whether the bpffs outlives this container cannot be told: %v", err)
+		return b, nil
+	}
+	return outlives(b, m, seatOf(own, init), init)
 }
 
 // outlives finds out whether what is pinned to b, the mount m, stays when this
 // process's mount namespace ends.
-func (s system) outlives(b BPFFS, m Mount) (BPFFS, error) {
-	sits, err := s.seat()
-	var init []Mount
-	if err == nil && sits != withInit {
-		init, err = s.mounts(initMounts)
-	}
+func outlives(b BPFFS, m Mount, sits seat, init []Mount) (BPFFS, error) {
 	switch {
-	case err != nil:
-		b.Note = fmt.Sprintf("whether the bpffs outlives this container cannot be told: %v", err)
 	case sits == withInit:
 	case b.Missing:
 		return b, unmetf(remedyPrivateBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container", b.Point)

@@ -9,6 +9,8 @@ import (
 
 // Mount is one line of a mount table, as far as it is of use here.
 type Mount struct {
+	// ID is the mount's; a mount namespace shares none with another.
+	ID string
 	// Device tells file systems apart: two mounts of one have it in common.
 	Device string
 	// Root is which directory of the file system is mounted.
@@ -33,7 +35,7 @@ func ParseMounts(r io.Reader) (table []Mount, err error) {
 		if !ok || len(f) < 6 || len(b) < 1 {
 			return nil, fmt.Errorf("mount table: line %d is %q", len(table)+1, lines.Text())
 		}
-		table = append(table, Mount{Device: f[2], Root: unescape(f[3]), Point: unescape(f[4]), Type: b[0], Source: source(b)})
+		table = append(table, Mount{ID: f[0], Device: f[2], Root: unescape(f[3]), Point: unescape(f[4]), Type: b[0], Source: source(b)})
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("mount table: %w", err)

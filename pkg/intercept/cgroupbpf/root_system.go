@@ -22,9 +22,6 @@ type system struct {
 	open func(name string) (io.ReadCloser, error)
 	// look looks at a directory.
 	look func(path string) (directory, error)
-	// seat says where this process is, against process 1; an error: that cannot
-	// be told.
-	seat func() (seat, error)
 }
 
 // seat is how much of the file system a process shares with process 1.
@@ -45,7 +42,6 @@ func here() system {
 	return system{
 		open: func(name string) (io.ReadCloser, error) { return os.Open(name) },
 		look: look,
-		seat: takeSeat,
 	}
 }
 
@@ -104,20 +100,16 @@ func sameNamespace(kind string) (bool, error) {
 	return own == init, nil
 }
 
-func takeSeat() (seat, error) {
-	same, err := sameNamespace("mnt")
-	if err != nil || same {
-		return withInit, err
+// seatOf compares the mount tables of this process and of process 1. They may
+// be read where the links below /proc/1/ns may not.
+func seatOf(own, init []Mount) seat {
+	a, _ := covering(own, "/")
+	b, _ := covering(init, "/")
+	switch {
+	case a.ID == b.ID:
+		return withInit
+	case a.Device == b.Device && a.Root == b.Root:
+		return apart
 	}
-	var own, init unix.Stat_t
-	if err := unix.Stat("/", &own); err != nil {
-		return contained, &os.PathError{Op: "stat", Path: "/", Err: err}
-	}
-	if err := unix.Stat(initRoot+"/", &init); err != nil {
-		return contained, &os.PathError{Op: "stat", Path: initRoot + "/", Err: err}
-	}
-	if own.Dev == init.Dev && own.Ino == init.Ino {
-		return apart, nil
-	}
-	return contained, nil
+	return contained
 }

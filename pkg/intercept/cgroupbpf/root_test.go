@@ -24,7 +24,6 @@ var (
 type machine struct {
 	own, init string // init "": process 1 is in the same mount namespace
 	initErr   error
-	seat      seat
 	dirs      map[string]directory
 }
 
@@ -46,7 +45,6 @@ func (m machine) system() system {
 			}
 			return directory{}, &fs.PathError{Op: "statfs", Path: path, Err: fs.ErrNotExist}
 		},
-		seat: func() (seat, error) { return m.seat, m.initErr },
 	}
 }
 
@@ -304,9 +302,9 @@ func TestParseMounts(t *testing.T) {
 		t.Fatalf("%+v, %v", table, err)
 	}
 	want := []Mount{
-		{Device: "0:38", Root: "/", Point: "/sys/fs/cgroup/unified", Type: "cgroup2", Source: "cgroup2"},
-		{Device: "0:31", Root: "/a\tb", Point: `/mnt/\x y`, Type: "bpf", Source: "kas way"},
-		{Device: "0:32", Root: "/", Point: "/e", Type: "tmpfs"},
+		{ID: "41", Device: "0:38", Root: "/", Point: "/sys/fs/cgroup/unified", Type: "cgroup2", Source: "cgroup2"},
+		{ID: "9", Device: "0:31", Root: "/a\tb", Point: `/mnt/\x y`, Type: "bpf", Source: "kas way"},
+		{ID: "10", Device: "0:32", Root: "/", Point: "/e", Type: "tmpfs"},
 	}
 	if !slices.Equal(table[2:], want) {
 		t.Errorf("%+v, want %+v", table[2:], want)
@@ -315,7 +313,9 @@ func TestParseMounts(t *testing.T) {
 
 func TestFindBPFFS(t *testing.T) {
 	const (
-		sys    = "20 1 0:22 / /sys rw - sysfs sysfs rw\n"
+		sys    = "27 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n20 27 0:22 / /sys rw - sysfs sysfs rw\n"
+		jail   = "90 80 0:55 / / rw - overlay overlay rw\n20 27 0:22 / /sys rw - sysfs sysfs rw\n" // a container's
+		cell   = "95 85 8:1 / / rw - ext4 /dev/a rw\n96 95 0:22 / /sys rw - sysfs sysfs rw\n"      // a mount namespace's
 		nodes  = "50 20 0:40 / /sys/fs/bpf rw shared:3 - bpf bpf rw,mode=700\n"
 		ours   = "50 20 0:40 / /sys/fs/bpf rw shared:3 - bpf kasway rw,mode=700\n"
 		others = "50 20 0:41 / /sys/fs/bpf rw - bpf bpf rw,mode=700\n"
@@ -338,12 +338,12 @@ func TestFindBPFFS(t *testing.T) {
 		"a folder of another one":    {machine: machine{own: sys + moved}, dir: "/host/bpf/pins", want: BPFFS{Point: "/host/bpf"}},
 		"a folder of none":           {machine: machine{own: sys}, dir: "/tmp/pins", may: true, fails: []string{"no bpffs is mounted at /tmp/pins"}},
 		"a similar name":             {machine: machine{own: sys + moved}, dir: "/host/bpf2", may: true, fails: []string{"no bpffs is mounted at /host/bpf2"}},
-		"the node's, in a container": {machine: machine{own: sys + nodes, init: sys + nodes, seat: contained}, want: BPFFS{Point: BPFFSPoint}},
-		"the node's, elsewhere":      {machine: machine{own: sys + others, init: sys + moved, seat: contained}, want: BPFFS{Point: BPFFSPoint}},
-		"a container's own":          {machine: machine{own: sys + others, init: sys + nodes, seat: contained}, may: true, fails: []string{"ends with it", "hostPath /sys/fs/bpf", "Bidirectional"}},
-		"the node has none at all":   {machine: machine{own: sys + others, init: sys, seat: contained}, may: true, fails: []string{"ends with it"}},
-		"would be a container's own": {machine: machine{own: sys, init: sys + nodes, seat: contained}, may: true, fails: []string{"would end with its container", "Bidirectional"}},
-		"a mount namespace's own":    {machine: machine{own: sys + others, init: sys + nodes, seat: apart}, want: BPFFS{Point: BPFFSPoint}, note: "in this mount namespace alone"},
+		"the node's, in a container": {machine: machine{own: jail + nodes, init: sys + nodes}, want: BPFFS{Point: BPFFSPoint}},
+		"the node's, elsewhere":      {machine: machine{own: jail + others, init: sys + moved}, want: BPFFS{Point: BPFFSPoint}},
+		"a container's own":          {machine: machine{own: jail + others, init: sys + nodes}, may: true, fails: []string{"ends with it", "hostPath /sys/fs/bpf", "Bidirectional"}},
+		"the node has none at all":   {machine: machine{own: jail + others, init: sys}, may: true, fails: []string{"ends with it"}},
+		"would be a container's own": {machine: machine{own: jail, init: sys + nodes}, may: true, fails: []string{"would end with its container", "Bidirectional"}},
+		"a mount namespace's own":    {machine: machine{own: cell + others, init: sys + nodes}, want: BPFFS{Point: BPFFSPoint}, note: "in this mount namespace alone"},
 		"process 1 is hidden":        {machine: machine{own: sys + nodes, initErr: fs.ErrPermission}, want: BPFFS{Point: BPFFSPoint}, note: "cannot be told: permission denied"},
 	} {
 		c.machine.dirs = dirs
