@@ -34,6 +34,12 @@ type nodeRig struct {
 func newNodeRig(t *testing.T) *nodeRig {
 	t.Helper()
 	topo := netns.New(t, netns.Spec{RoutedPods: 1, BridgePods: 1, Neighbour: true})
+	// Each host keeps what it dials with, from its first dial on.
+	for _, h := range slices.Concat([]*netns.Host{topo.Node, topo.Neighbour}, topo.RoutedPods, topo.BridgedPods) {
+		if got := try(t, h, netip.MustParseAddrPort("127.0.0.1:1")); !strings.Contains(got, "refused") {
+			t.Fatalf("%s dials a closed port: %s", h.Label, got)
+		}
+	}
 	backToBase(t)
 	r := &nodeRig{Topology: topo}
 	r.guarded.Store(true)
