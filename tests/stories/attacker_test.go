@@ -2,9 +2,10 @@ package stories
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,7 +16,7 @@ import (
 )
 
 // attacked are modes that divert in different ways.
-var attacked = []string{"nft"}
+var attacked = []string{"nft", "ebpf"}
 
 // What an attacker says to the KAS, and what shows that it was heard there.
 const (
@@ -56,7 +57,7 @@ guard:
 			}
 			t.Cleanup(stop)
 			s.start(t, diverting(mode, "-f", file))
-			if s.firewall, err = s.Node.FirewallToward(stack.Port); err != nil {
+			if s.firewall, err = s.ControlPlane.FirewallHere(stack.Port); err != nil {
 				t.Fatal(err)
 			}
 			a := siege{scene: s, mode: mode, victim: s.RoutedPods[0], evil: s.newAttacker(t, s.RoutedPods[1], addr)}
@@ -142,22 +143,43 @@ func (a siege) cannotReach(t *testing.T) {
 		t.Errorf("%v streams were opened for the attacker's mark", now-before)
 	}
 
-	// The host's listeners are on the node's loopback, where rules about uids
-	// hold. Towards the node the attacker's packets may well have that address.
-	loopback := netip.MustParseAddr("127.0.0.1")
-	a.evil.must(t, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/"+netns.Uplink+"/route_localnet && echo 1 >/proc/sys/net/ipv4/conf/all/route_localnet")
+	a.cannotReachLoopback(t, kasHost, rawHost)
+}
+
+// The host's listeners are on the node's loopback, where rules about uids hold.
+// Whoever owns a network namespace can well send to 127.0.0.1 by a wire.
+func (a siege) cannotReachLoopback(t *testing.T, ports ...uint16) {
+	const dev = netns.Uplink
+	a.evil.must(t, "sh", "-c", "for i in all "+dev+"; do echo 1 >/proc/sys/net/ipv4/conf/$i/route_localnet; done")
 	a.evil.must(t, "ip", "rule", "add", "pref", "10", "lookup", "local")
-	a.evil.must(t, "sh", "-c", "ip rule add pref 5 to 127.0.0.1 lookup 66 && ip route add 127.0.0.1 via 169.254.1.1 dev "+netns.Uplink+" table 66 && ip rule del pref 0")
-	for _, port := range []uint16{kasHost, rawHost} {
-		what := attempt{To: netip.AddrPortFrom(loopback, port), From: netip.AddrPortFrom(a.evil.addr, 0), Say: toKAS}
-		if o := a.heard(t, what); o.ok() {
+	a.evil.must(t, "ip", "rule", "add", "pref", "5", "to", "127.0.0.1", "lookup", "66")
+	a.evil.must(t, "ip", "route", "add", "127.0.0.1", "via", "169.254.1.1", "dev", dev, "table", "66")
+	a.evil.must(t, "ip", "rule", "del", "pref", "0")
+	defer a.evil.must(t, "sh", "-c", "ip rule add pref 0 lookup local && ip rule del pref 5 && ip rule del pref 10")
+	sent := a.sent(t)
+	for _, port := range ports {
+		to := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port)
+		if o := a.heard(t, attempt{To: to, From: netip.AddrPortFrom(a.evil.addr, 0), Say: toKAS}); o.ok() {
 			t.Errorf("the attacker reaches the host's listener %d: %q", port, o.Out)
 		}
 	}
-	sent := a.evil.run(t, "cat", "/sys/class/net/"+netns.Uplink+"/statistics/tx_packets")
-	_ = sent
-	a.evil.must(t, "sh", "-c", "ip rule add pref 0 lookup local && ip rule del pref 5 && ip rule del pref 10")
-	a.isServed(t, "after that", attempt{To: raw4})
+	if now := a.sent(t); now < sent+len(ports) {
+		t.Errorf("%d packets have left the attacker, so nothing was tried", now-sent)
+	}
+}
+
+// sent is how many packets have left the attacker.
+func (a siege) sent(t *testing.T) (n int) {
+	t.Helper()
+	o := a.evil.run(t, "cat", "/proc/net/dev")
+	for line := range strings.Lines(o.Out) {
+		if f := strings.Fields(line); len(f) > 10 && f[0] == netns.Uplink+":" {
+			if _, err := fmt.Sscan(f[10], &n); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return n
 }
 
 // With the victim's address nothing arrives, since the answer goes to the victim.
@@ -167,9 +189,13 @@ func (a siege) cannotForge(t *testing.T) {
 	defer a.evil.must(t, "ip", "address", "del", other.String()+"/32", "dev", netns.Uplink)
 	const sample = `kasway_agent_intercept_taken_total{target="kas"}`
 	taken := metric(t, a.agent, sample)
-	c := hold(t, a.victim, raw4)
-	for i := range 3 {
-		from := netip.AddrPortFrom(other, c.LocalAddr().(interface{ AddrPort() netip.AddrPort }).AddrPort().Port()+uint16(i))
+	c := connect(t, a.victim, raw4)
+	if _, err := stack.AskMirror(c, "hello", patience); err != nil {
+		t.Fatal(err)
+	}
+	own := c.LocalAddr().(*net.TCPAddr).AddrPort().Port() // the victim uses it at this moment
+	for _, port := range []uint16{own, own ^ 1} {
+		from := netip.AddrPortFrom(other, port)
 		a.isDenied(t, fmt.Sprintf("as %s", from), attempt{To: svc4, From: from})
 	}
 	if now := metric(t, a.agent, sample); now != taken {
@@ -187,8 +213,8 @@ func (a siege) cannotForge(t *testing.T) {
 func (a siege) cannotDivert(t *testing.T) {
 	a.isServed(t, "before", attempt{To: raw4})
 	o := a.evil.try(t, attempt{Exec: []string{"nft", "-f", "-"}, Input: `table ip evil {
-	chain out { type nat hook output priority -300; ip protocol tcp redirect to :1; }
-	chain pre { type nat hook prerouting priority -300; ip protocol tcp redirect to :1; }
+	chain out { type nat hook output priority -110; ip protocol tcp dnat to 127.0.0.1:1; }
+	chain pre { type nat hook prerouting priority -110; ip protocol tcp dnat to 127.0.0.1:1; }
 }`})
 	if !o.ok() {
 		t.Fatalf("the attacker may not even divert itself: %s %s", o.Error, o.Out)
@@ -221,12 +247,11 @@ func (a siege) cannotTouch(t *testing.T) {
 		"ask the agent's socket":   {"curl", "--silent", "--max-time", "5", "--unix-socket", a.Path("agent.sock"), "http://agent/status"},
 		"leave its cgroup":         {"sh", "-c", "echo 0 >" + filepath.Join(a.NodeCgroup(), "cgroup.procs")},
 		"look at what is pinned":   {"ls", "/proc/" + pid + "/root/sys/fs/bpf/"},
-		"run the agent's commands": {a.Binary("agent"), "cleanup", "--force-for-nobody"},
 	} {
-		if what == "leave its cgroup" && a.NodeCgroup() == "" || what == "run the agent's commands" {
+		if what == "leave its cgroup" && a.NodeCgroup() == "" {
 			continue
 		}
-		if err := ran(cmd); err != nil && what != "leave its cgroup" {
+		if err := ran(cmd); err != nil {
 			t.Errorf("root cannot %s either: %v", what, err)
 		}
 		if o := a.evil.run(t, cmd[0], cmd[1:]...); o.ok() {
@@ -239,10 +264,7 @@ func (a siege) cannotTouch(t *testing.T) {
 	if o := a.evil.try(t, attempt{Load: true}); o.Errno != syscall.EPERM {
 		t.Errorf("loading a program gives the attacker %q, want EPERM", o.Error)
 	}
-	// cleanup would remove everything, if it could; it acts where it runs.
-	if err := os.Chmod(a.Dir, 0o711); err != nil {
-		t.Fatal(err)
-	}
+	// It removes everything of an agent's where it runs.
 	o := a.evil.run(t, a.Binary("agent"), "cleanup", "--state-dir", "/nowhere", "--admin-socket", "/nowhere/agent.sock")
 	t.Logf("the agent's cleanup, run by the attacker: %s %s", o.Error, strings.TrimSpace(o.Out))
 	a.served(t, a.victim, svc4)
@@ -252,13 +274,19 @@ func (a siege) cannotTouch(t *testing.T) {
 // A host on the node's network sends to the listeners, and to what is diverted.
 func (a siege) cannotComeFromElsewhere(t *testing.T) {
 	for _, to := range a.listening(t, a.mode) {
+		if a.mode == "ebpf" && slices.Contains([]netip.AddrPort{svc4, svc6, kas4, kas6}, to) {
+			continue // what the node forwards is not diverted
+		}
 		a.isStranger(t, to)
 	}
 	state := a.status(t).State
 	for _, d := range state.Diverts {
 		if d.Name == "kas" {
-			a.served(t, a.victim, netip.AddrPortFrom(state.Node4, d.Ports.Pod4))
-			a.served(t, a.victim, netip.AddrPortFrom(state.Node6, d.Ports.Pod6))
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(state.Node4, d.Ports.Pod4), netip.AddrPortFrom(state.Node6, d.Ports.Pod6)} {
+				if _, err := a.client(t, a.victim, "https://"+kasName, to).Version(t.Context()); err != nil {
+					t.Errorf("a pod of the node is not served at %s: %v", to, err)
+				}
+			}
 		}
 	}
 }
