@@ -11,10 +11,14 @@ static __always_inline int kw_host(const struct kw_cfg *c, __u64 netns)
 	return netns == c->host_netns;
 }
 
-// kw_listener is the index of a listener's port.
-static __always_inline int kw_listener(int host, int v6)
+// kw_port is the port of a listener; 0: there is none. All are read, at fixed
+// offsets: the verifier allows no others to who has CAP_BPF, and not CAP_PERFMON.
+static __always_inline __u16 kw_port(const struct kw_target *t, int host, int v6)
 {
-	return (host ? 0 : 2) + (v6 ? 1 : 0);
+	volatile const __u16 *p = t->port;
+	__u16 host4 = p[0], host6 = p[1], pod4 = p[2], pod6 = p[3];
+
+	return host ? (v6 ? host6 : host4) : (v6 ? pod6 : pod4);
 }
 
 // kw_decide returns a verdict about a connect to a target's address t. It reads
@@ -39,7 +43,7 @@ static __always_inline enum kw_verdict kw_decide(const struct kw_cfg *c, const s
 		return c->refuse_when_down ? KW_STALE_REFUSED : KW_STALE_PASSED;
 	if (t->refused)
 		return KW_REFUSED;
-	if (!t->port[kw_listener(host, in->v6)])
+	if (!kw_port(t, host, in->v6))
 		return KW_PASS; // no listener of that family
 	return KW_DIVERTED;
 }

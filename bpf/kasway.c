@@ -97,6 +97,18 @@ static __always_inline void kw_remember(struct bpf_sock *sk, const struct kw_dst
 	s->host = host;
 }
 
+// kw_node is the address that pods are diverted to. Both are read, at fixed
+// offsets: the verifier allows no others to who has CAP_BPF, and not CAP_PERFMON.
+static __always_inline void kw_node(const struct kw_cfg *c, int v6, __u8 *to)
+{
+	__u32 a[4] = READ6((const __u32 *)c->node4), b[4] = READ6((const __u32 *)c->node6);
+
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		a[i] = v6 ? b[i] : a[i];
+	__builtin_memcpy(to, a, 16);
+}
+
 // kw_judge decides about a connect to k and says where it goes instead. to is
 // the loopback address of its family until it is a pod's.
 static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struct bpf_sock *sk, const struct kw_dst *k,
@@ -128,8 +140,8 @@ static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struc
 		bpf_map_update_elem(&kw_learnt, &zero, &in.netns, BPF_ANY);
 	kw_count(t, host, v);
 	if (!host)
-		__builtin_memcpy(to, v6 ? c->node6 : c->node4, 16);
-	*port = t->port[kw_listener(host, v6)];
+		kw_node(c, v6, to);
+	*port = kw_port(t, host, v6);
 	if (v == KW_DIVERTED)
 		kw_remember(sk, k, to, *port, in.netns, host, v6);
 	return v;

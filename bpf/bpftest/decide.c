@@ -39,7 +39,7 @@ SEC("tc") int kw_decide_test(struct __sk_buff *skb)
 	if (t) {
 		c.target = t->index;
 		c.verdict = kw_decide(cfg, t, &c.in);
-		c.listener = t->port[kw_listener(kw_host(cfg, c.in.netns), c.in.v6)];
+		c.listener = kw_port(t, kw_host(cfg, c.in.netns), c.in.v6);
 	}
 	return bpf_skb_store_bytes(skb, 14, &c, sizeof(c), 0) ? 2 : 0;
 }

@@ -32,6 +32,9 @@ func newInstalled(root Root, pinDir string, netns uint64) (*installed, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the programs: %w", err)
 	}
+	if err := withoutDecoration(spec); err != nil {
+		return nil, fmt.Errorf("preparing the programs: %w", err)
+	}
 	in.inner = spec.Maps[bpf.KaswayMapKwTargets].InnerMap
 	if err := loadInto(spec, &in.objects); err != nil {
 		return nil, err

@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -26,8 +28,12 @@ func init() {
 	}
 }
 
-// childMain returns the errno of the connect, which is below 255, or 0.
+// childMain waits until it is in its cgroup, which a byte on standard input says,
+// and returns the errno of the connect, which is below 255, or 0.
 func childMain(to string) int {
+	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
+		return int(syscall.ECANCELED)
+	}
 	d := net.Dialer{Timeout: childTimeout}
 	d.SetMultipathTCP(false)
 	c, err := d.DialContext(context.Background(), "tcp", to)
@@ -49,8 +55,8 @@ func connectFrom(ctx context.Context, cgroup *os.File, to netip.AddrPort) error 
 	cmd.Args[0] = childName
 	cmd.Env = []string{}
 	// The death signal comes when the thread ends: the caller's is locked.
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(cgroup.Fd()), Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err := runIn(cmd, cgroup.Name())
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
@@ -59,6 +65,24 @@ func connectFrom(ctx context.Context, cgroup *os.File, to netip.AddrPort) error 
 		return &noChild{err}
 	}
 	return nil
+}
+
+// runIn runs the child in a cgroup. It is moved there before it makes its socket:
+// clone3, which could start it there, is not for containers.
+func runIn(cmd *exec.Cmd, cgroup string) error {
+	ready, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	err = os.WriteFile(filepath.Join(cgroup, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0)
+	if err == nil {
+		_, err = ready.Write([]byte{0})
+	}
+	// Without its byte the child ends; its exit says less than err.
+	return errors.Join(err, ready.Close(), cmd.Wait())
 }
 
 // noChild: no process could be started in the cgroup, so that nothing is known
