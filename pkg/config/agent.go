@@ -42,7 +42,8 @@ type Intercept struct {
 	// Uplinks are the interfaces to other hosts, whose peers are refused;
 	// empty: found out from the routes.
 	Uplinks []string
-	// Cgroup is auto or a path below the cgroup-2 root, for mode ebpf.
+	// Cgroup is auto or the path of a cgroup-2 directory: whose processes are
+	// diverted in mode ebpf, and below which clients are told apart in every mode.
 	Cgroup string
 	// MaxConnections bounds connections taken and not yet ended.
 	MaxConnections int
