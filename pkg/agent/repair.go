@@ -100,8 +100,9 @@ func (k *keeper) damage(ctx context.Context) (all []intercept.Damage, err error)
 	}
 	of, err := k.choice.Mode.Verify(ctx)
 	all, errs = append(all, of...), append(errs, err)
-	// Beside another agent the connection may have reached that one.
-	if err := k.witness.testimony(); err != nil && len(k.others()) == 0 {
+	// What is damaged explains it; and beside another agent the connection may
+	// have reached that one.
+	if err := k.witness.testimony(); err != nil && len(all) == 0 && len(k.others()) == 0 {
 		all = append(all, intercept.Damage{What: err.Error(), Suspects: suspectTaken})
 	}
 	return all, errors.Join(errs...)
@@ -152,11 +153,20 @@ func (k *keeper) tell(damage []intercept.Damage) {
 	k.view.setUnheld(k.wounds.open(now))
 }
 
+// mostNamed bounds what one line of the log names: who flushes a table damages a
+// dozen things.
+const mostNamed = 8
+
 // describe makes fields of damage, each suspect named once.
 func describe(damage []intercept.Damage) logrus.Fields {
 	var what, suspects []string
-	for _, d := range damage {
-		what = append(what, d.What)
+	for i, d := range damage {
+		switch {
+		case i < mostNamed:
+			what = append(what, d.What)
+		case i == mostNamed:
+			what = append(what, fmt.Sprintf("and %d more", len(damage)-mostNamed))
+		}
 		if d.Suspects != "" && !slices.Contains(suspects, d.Suspects) {
 			suspects = append(suspects, d.Suspects)
 		}

@@ -23,3 +23,5 @@ func TestNFT_Existing(t *testing.T)            { RunExisting(t, nftFactory) }
 func TestNFT_OwnMark(t *testing.T)             { RunOwnMark(t, nftFactory) }
 func TestNFT_Cleanup(t *testing.T)             { RunCleanup(t, nftFactory) }
 func TestCase_B98_PolicyCellsNFT(t *testing.T) { RunPolicy(t, nftFactory) }
+
+func TestNFT_SamePort(t *testing.T) { RunSamePort(t, nftFactory) }

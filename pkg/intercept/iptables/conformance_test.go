@@ -29,3 +29,4 @@ func TestConformance_Existing(t *testing.T) { intercepttest.RunExisting(t, facto
 func TestConformance_OwnMark(t *testing.T)  { intercepttest.RunOwnMark(t, factory) }
 func TestConformance_Cleanup(t *testing.T)  { intercepttest.RunCleanup(t, factory) }
 func TestCase_B98_PolicyCells(t *testing.T) { intercepttest.RunPolicy(t, factory) }
+func TestConformance_SamePort(t *testing.T) { intercepttest.RunSamePort(t, factory) }

@@ -51,7 +51,7 @@ type Mode struct {
 
 	beating sync.Mutex // never waited for long
 	beaten  time.Time  // when the last beat was
-	emptied string     // a set of ours that somebody has emptied since the last Verify
+	emptied []string   // sets of ours that somebody has emptied since the last Verify
 }
 
 var _ intercept.Mode = (*Mode)(nil)
@@ -112,6 +112,7 @@ func (m *Mode) apply(ctx context.Context, s rules.State) error {
 		}
 	}
 	m.generation = s.Generation
+	first := m.stop == nil
 	if err := m.beginBeating(want.Sets); err != nil {
 		return err
 	}
@@ -125,6 +126,11 @@ func (m *Mode) apply(ctx context.Context, s rules.State) error {
 	dead, err := m.deadSets()
 	if err != nil {
 		return err
+	}
+	if first {
+		if n, err := intercept.ForgetClosed(s); n > 0 || err != nil {
+			m.cfg.Log.WithField("forgotten", n).WithError(err).Debug("iptables: closed connections of an agent that has died")
+		}
 	}
 	before := m.want
 	m.want, m.left = want, left
@@ -195,8 +201,8 @@ func (m *Mode) beat() error {
 		if err == nil {
 			err = m.kernel.renew(s)
 		}
-		if err == nil && empty {
-			m.emptied = s.Name
+		if err == nil && empty && !slices.Contains(m.emptied, s.Name) {
+			m.emptied = append(m.emptied, s.Name)
 		}
 		errs = append(errs, err)
 	}

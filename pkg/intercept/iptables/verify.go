@@ -88,12 +88,13 @@ func (m *Mode) verifySets() (damage []intercept.Damage, err error) {
 			damage = append(damage, intercept.Damage{What: "ipset " + s.Name + " is gone", Suspects: suspectSets})
 		}
 	}
-	if damage == nil {
-		if err := m.beat(); err != nil {
-			return nil, err
-		}
+	if damage != nil {
+		return damage, nil // a heartbeat would fail
 	}
-	if name := m.takeEmptied(); name != "" && damage == nil {
+	if err := m.beat(); err != nil {
+		return nil, err
+	}
+	for _, name := range m.takeEmptied() {
 		damage = append(damage, intercept.Damage{What: "ipset " + name + " was emptied", Suspects: suspectSets})
 	}
 	dead, err := m.deadSets()
@@ -103,11 +104,11 @@ func (m *Mode) verifySets() (damage []intercept.Damage, err error) {
 	return damage, err
 }
 
-func (m *Mode) takeEmptied() (name string) {
+func (m *Mode) takeEmptied() (names []string) {
 	m.beating.Lock()
 	defer m.beating.Unlock()
-	name, m.emptied = m.emptied, ""
-	return name
+	names, m.emptied = m.emptied, nil
+	return names
 }
 
 // deadSets are those of other generations that nobody renews.

@@ -86,6 +86,9 @@ func (m *Mode) Apply(ctx context.Context, s rules.State) error {
 	m.last = s
 	if m.stop == nil {
 		m.stop = intercept.StartHeartbeat(intercept.HeartbeatInterval, m.beat, m.cfg.Log, m.cfg.Heartbeat)
+		if n, err := intercept.ForgetClosed(s); n > 0 || err != nil {
+			m.cfg.Log.WithField("forgotten", n).WithError(err).Debug("nft: closed connections of an agent that has died")
+		}
 	}
 	return nil
 }
