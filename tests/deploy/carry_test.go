@@ -214,7 +214,7 @@ func (d *deployed) repairs(t *testing.T, proxy netns.KubeProxy) {
 		}
 	}
 	err := netns.Poll(patience, func() error {
-		if !strings.Contains(d.logs["agent"].String(), "putting them back") {
+		if !strings.Contains(d.logs["agent"].String(), "putting it back") {
 			return errors.New("the agent notices nothing")
 		}
 		return d.everybody(known...)

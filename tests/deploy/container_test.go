@@ -186,6 +186,7 @@ func (b bind) mount(root string) error {
 
 // capabilities are those that are named in manifests and the unit.
 var capabilities = map[string]int{
+	"BPF":       unix.CAP_BPF,
 	"NET_ADMIN": unix.CAP_NET_ADMIN, "NET_RAW": unix.CAP_NET_RAW, "NET_BIND_SERVICE": unix.CAP_NET_BIND_SERVICE,
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -53,8 +54,8 @@ func TestManifests_AgentPods(t *testing.T) {
 			if p.DNSPolicy != "Default" || p.PriorityClassName != "system-node-critical" {
 				t.Errorf("dnsPolicy %q, priorityClassName %q", p.DNSPolicy, p.PriorityClassName)
 			}
-			if p.TerminationGracePeriodSeconds != 105 {
-				t.Errorf("terminationGracePeriodSeconds is %d, want grace + graceSpread + 15 s", p.TerminationGracePeriodSeconds)
+			if want := drainSeconds(); p.TerminationGracePeriodSeconds != want {
+				t.Errorf("terminationGracePeriodSeconds is %d, want grace + graceSpread + 15 s, which is %d", p.TerminationGracePeriodSeconds, want)
 			}
 			if len(p.Tolerations) != 1 || len(p.Tolerations[0]) != 1 || p.Tolerations[0]["operator"] != "Exists" {
 				t.Errorf("tolerations %v do not let it onto every node", p.Tolerations)
@@ -69,7 +70,7 @@ func TestManifests_AgentPods(t *testing.T) {
 			if !slices.Equal(c.ReadinessProbe.Exec.Command, []string{"/kasway-agent", "status", "--ready"}) || c.LivenessProbe != nil {
 				t.Errorf("readiness runs %q, liveness %v", c.ReadinessProbe.Exec.Command, c.LivenessProbe)
 			}
-			least(t, c.SecurityContext, "NET_ADMIN", "NET_RAW")
+			least(t, c.SecurityContext, "BPF", "NET_ADMIN", "NET_RAW")
 			if c.Image != "kasway-agent:latest" || c.ImagePullPolicy != "IfNotPresent" {
 				t.Errorf("image %s is pulled %s: an imported one would not be used", c.Image, c.ImagePullPolicy)
 			}
@@ -77,6 +78,13 @@ func TestManifests_AgentPods(t *testing.T) {
 			agentVolumes(t, p)
 		})
 	}
+}
+
+// drainSeconds is what a superseded agent may take with the default settings,
+// and 15 s more.
+func drainSeconds() int {
+	i := config.AgentDefaults().Intercept
+	return int((i.Grace + i.GraceSpread + 15*time.Second).Seconds())
 }
 
 // least checks that a container has these privileges only.
@@ -116,7 +124,9 @@ func agentVolumes(t *testing.T, p pod) {
 		defaults.Intercept.StateDir:                           "DirectoryOrCreate",
 		filepath.Dir(defaults.Observe.AdminSocket):            "DirectoryOrCreate",
 		"/run/xtables.lock" /* kube-proxy's and iptables' */ : "FileOrCreate",
+		"/sys/fs/bpf" /* where the node has it mounted */ :    "Directory",
 	}
+	reads := []string{"/etc/kasway", "/sys/fs/cgroup"}
 	mounts := p.Containers[0].VolumeMounts
 	for _, v := range p.Volumes {
 		i := slices.IndexFunc(mounts, func(m mountOf) bool { return m.Name == v.Name })
@@ -135,8 +145,13 @@ func agentVolumes(t *testing.T, p pod) {
 				t.Errorf("it may write %s of the node, seen at %s (%s)", v.HostPath.Path, m.MountPath, v.HostPath.Type)
 			}
 			delete(writes, m.MountPath)
-		case v.HostPath != nil && v.HostPath.Path != "/etc/kasway":
-			t.Errorf("it may read %s of the node", v.HostPath.Path)
+		case v.HostPath != nil && (!slices.Contains(reads, v.HostPath.Path) || m.MountPath != v.HostPath.Path):
+			t.Errorf("it may read %s of the node, seen at %s", v.HostPath.Path, m.MountPath)
+		}
+		// The node's systemd may mount them later; what the agent would mount
+		// itself would end with it.
+		if kernel := strings.HasPrefix(m.MountPath, "/sys/fs/"); kernel != (m.MountPropagation == "HostToContainer") {
+			t.Errorf("%s has propagation %q", m.MountPath, m.MountPropagation)
 		}
 	}
 	if len(writes) > 0 {

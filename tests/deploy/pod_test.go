@@ -90,6 +90,8 @@ type mountOf struct {
 	MountPath string `yaml:"mountPath"`
 	SubPath   string `yaml:"subPath"`
 	ReadOnly  bool   `yaml:"readOnly"`
+
+	MountPropagation string `yaml:"mountPropagation"`
 }
 
 type volume struct {

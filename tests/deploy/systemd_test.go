@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,11 +52,14 @@ func TestUnit_Directives(t *testing.T) {
 		"Service.OOMScoreAdjust":  "-900",
 		"Service.NoNewPrivileges": "yes",
 		"Service.ProtectSystem":   "strict",
-		// grace + graceSpread + 15 s, as in the manifests.
-		"Service.TimeoutStopSec": "105",
+		"Service.TimeoutStopSec":  strconv.Itoa(drainSeconds()),
+		// A reload hands the service over; Debian 12 does not know notify-reload.
+		"Service.Type":         "notify",
+		"Service.NotifyAccess": "all",
+		"Service.ExecReload":   "/bin/kill -HUP $MAINPID",
 		// Else systemd gives up after five quick ends, and the node has no KAS.
 		"Unit.StartLimitIntervalSec":       "0",
-		"Service.CapabilityBoundingSet":    "CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE",
+		"Service.CapabilityBoundingSet":    "CAP_BPF CAP_NET_ADMIN CAP_NET_RAW CAP_NET_BIND_SERVICE",
 		"Service.StateDirectory":           filepath.Base(config.AgentDefaults().Intercept.StateDir),
 		"Service.RuntimeDirectory":         filepath.Base(filepath.Dir(config.AgentDefaults().Observe.AdminSocket)),
 		"Service.ExecStart":                "/usr/bin/kasway-agent run --config " + config.AgentPath,
