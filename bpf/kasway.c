@@ -257,10 +257,24 @@ static __always_inline void kw_publish(void *flows, struct kw_flow *f, struct kw
 {
 	struct kw_who *other = bpf_map_lookup_elem(flows, f);
 
-	if (other && other->netns != w->netns)
+	if (!other && !bpf_map_update_elem(flows, f, w, BPF_NOEXIST))
+		return;
+	if (!other)
+		other = bpf_map_lookup_elem(flows, f); // somebody was quicker
+	if (!other)
+		return;
+	if (other->netns != w->netns) {
 		other->ambiguous = 1;
-	else
-		bpf_map_update_elem(flows, f, w, BPF_ANY);
+		return;
+	}
+	// The same namespace uses its port again. What was claimed by two stays so
+	// until the agent takes it out: the entry is written, never replaced.
+	other->cgroup = w->cgroup;
+	other->pid = w->pid;
+	other->uid = w->uid;
+	__builtin_memcpy(other->comm, w->comm, sizeof(w->comm));
+	__builtin_memcpy(other->original, w->original, 16);
+	other->port = w->port;
 }
 
 SEC("sockops") int kw_sockops(struct bpf_sock_ops *ctx)
