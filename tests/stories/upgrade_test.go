@@ -120,7 +120,13 @@ func (s *scene) upgrade(t *testing.T, plan upgradePlan, flags []string) {
 // statusOf asks the agent of this generation, whoever is the newest.
 func (s *scene) statusOf(t *testing.T, generation string) (st agent.Status) {
 	t.Helper()
-	out, err := s.Run("status", "-o", "json", "--admin-socket", s.Path("agent-"+generation+".sock"))
+	return s.statusAt(t, "agent-"+generation+".sock")
+}
+
+// statusAt asks the agent behind a socket of the stack's folder.
+func (s *scene) statusAt(t *testing.T, socket string) (st agent.Status) {
+	t.Helper()
+	out, err := s.Run("status", "-o", "json", "--admin-socket", s.Path(socket))
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &st)
 	}
