@@ -15,7 +15,7 @@ TESTSUM := $(GO) run ./hack/testsum
 export REQUIRE_PRIV := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help go root deps build demo test test-netns kube-build test-kube chaos mutants generate lint image clean
+.PHONY: help go root deps build demo test test-netns kube-build test-kube chaos bench-intercept mutants generate lint image clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 chaos: deps ## the agent killed, frozen, starved and restarted under load, in every mode (three minutes)
 	@$(TESTSUM) -tags chaos -count=1 -timeout 20m -parallel 4 ./tests/chaos
 
+bench-intercept: deps ## what each mode costs a connect, beside none (ROUNDS=15; minutes)
+	@$(GO) run ./tests/bench/intercept -rounds $(or $(ROUNDS),15)
+
 mutants: deps ## small faults that the tests must notice (FULL=1: all of them)
 	@$(GO) run ./tests/mutants
 
@@ -69,4 +72,4 @@ image: go ## container image archives under out/, for amd64 and arm64, without a
 	@$(GO) run ./hack/image -version $(VERSION) -o out
 
 clean: ## what the targets above left in this folder
-	@rm -rf bin out
+	@rm -rf bin out bench

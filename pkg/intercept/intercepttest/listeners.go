@@ -20,6 +20,12 @@ func OpenListeners(s *rules.State, d *rules.Divert) ([]Listener, error) {
 	return openListeners(s, d, false)
 }
 
+// OpenTransparentListeners opens the same for a mode that takes connections as
+// they are (see intercept.SetTransparent).
+func OpenTransparentListeners(s *rules.State, d *rules.Divert) ([]Listener, error) {
+	return openListeners(s, d, true)
+}
+
 func openListeners(s *rules.State, d *rules.Divert, transparent bool) ([]Listener, error) {
 	if err := addNodeLocal(s.Node4, s.Node6); err != nil {
 		return nil, err
