@@ -18,7 +18,7 @@ export REQUIRE_PRIV := 1
 .PHONY: help go root deps build demo test test-netns kube-build test-kube chaos bench-intercept mutants generate lint image clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 go:
 	@$(if $(GO),true,echo "make: Go is not installed here: https://go.dev/dl (1.26 or newer)" >&2; exit 1)
