@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/observe"
@@ -20,8 +21,8 @@ const (
 	// lookInterval is how often it is looked whether all is as it was left: what
 	// somebody removes is back within 5 s.
 	lookInterval = 2 * time.Second
-	// lookShare bounds what looking costs, where that takes long: one part of
-	// this many of the time.
+	// lookShare bounds what looking costs where it takes many commands, and those
+	// long: one part of this many of a core.
 	lookShare = 10
 )
 
@@ -61,12 +62,14 @@ func (k *keeper) stop() {
 // look applies s again if it is damaged. An error, and that of failing, means
 // that nobody knows what is installed, and that it is tried again anyhow.
 func (k *keeper) look(ctx context.Context, s rules.State, failing error) error {
-	begun := time.Now()
-	defer func() { k.next.Reset(max(k.every, lookShare*time.Since(begun))) }()
 	if failing != nil {
+		k.next.Reset(k.every)
 		return failing
 	}
+	before := spent()
 	damage, err := k.damage(ctx)
+	pause := max(k.every, lookShare*(spent()-before))
+	defer func() { k.next.Reset(pause) }()
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -86,6 +89,16 @@ func (k *keeper) look(ctx context.Context, s rules.State, failing error) error {
 	}
 	k.metrics.repairs.WithLabelValues(k.choice.Name).Inc()
 	return nil
+}
+
+// spent is how long the commands that this process has run have kept a core
+// busy. All else that looking takes is next to nothing.
+func spent() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // damage is all that is not as it was left, as far as it can be found out.
