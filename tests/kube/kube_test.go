@@ -50,27 +50,30 @@ func TestMain(m *testing.M) {
 // each pair of settings.
 func full() bool { return os.Getenv("FULL") == "1" }
 
-// beds are the combinations that are tested. In the subset each pair of the
-// four settings occurs; mode iptables comes only with the full set.
+// beds are the combinations of TestNode. In the subset each pair of the five
+// settings occurs; mode iptables comes only with the full set.
 func beds() []bed.Config {
 	if !full() {
 		return []bed.Config{
 			{Proxy: "iptables", Form: bed.FormProcess, Mode: "nft"},
-			{Proxy: "iptables", Form: bed.FormStaticPod, Mode: "nft", Bootstrap: true, DualStack: true},
-			{Proxy: "nftables", Form: bed.FormProcess, Mode: "nft", Bootstrap: true, DualStack: true},
-			{Proxy: "nftables", Form: bed.FormStaticPod, Mode: "nft", DualStack: true},
-			{Proxy: "nftables", Form: bed.FormStaticPod, Mode: "nft", Bootstrap: true},
+			{Proxy: "iptables", Form: bed.FormProcess, Mode: "ebpf", DualStack: true},
+			{Proxy: "iptables", Form: bed.FormProcess, Mode: "ebpf", Bootstrap: true},
+			{Proxy: "iptables", Form: bed.FormStaticPod, Mode: "ebpf"},
+			{Proxy: "nftables", Form: bed.FormProcess, Mode: "ebpf"},
+			{Proxy: "nftables", Form: bed.FormStaticPod, Mode: "nft", Bootstrap: true, DualStack: true},
 		}
 	}
 	var all []bed.Config
 	for _, proxy := range []string{"iptables", "nftables"} {
 		for _, dual := range []bool{false, true} {
 			for _, bootstrap := range []bool{false, true} {
-				c := bed.Config{Proxy: proxy, Mode: "nft", Bootstrap: bootstrap, DualStack: dual}
-				c.Form = bed.FormStaticPod
-				all = append(all, c)
-				c.Form = bed.FormProcess
-				all = append(all, c)
+				c := bed.Config{Proxy: proxy, Bootstrap: bootstrap, DualStack: dual}
+				for _, c.Mode = range []string{"ebpf", "nft"} {
+					c.Form = bed.FormStaticPod
+					all = append(all, c)
+					c.Form = bed.FormProcess
+					all = append(all, c)
+				}
 				// Mode iptables: the image here holds no iptables, and a chain of
 				// kube-proxy's nftables mode translates ClusterIPs before any of
 				// iptables can, which the mode's preflight says.
@@ -83,9 +86,27 @@ func beds() []bed.Config {
 	return all
 }
 
-// daemonSets are the combinations in which the agent is a DaemonSet's.
+// daemonSets are the combinations of TestDaemonSet, with two nodes each.
 func daemonSets() []bed.Config {
-	return []bed.Config{{Proxy: "iptables", Form: bed.FormDaemonSet, Mode: "nft", Nodes: 2}}
+	all := []bed.Config{{Proxy: "nftables", Form: bed.FormDaemonSet, Mode: "ebpf", Nodes: 2}}
+	if full() {
+		all = append(all,
+			bed.Config{Proxy: "iptables", Form: bed.FormDaemonSet, Mode: "ebpf", Bootstrap: true, DualStack: true, Nodes: 2},
+			bed.Config{Proxy: "iptables", Form: bed.FormDaemonSet, Mode: "nft", Nodes: 2},
+			bed.Config{Proxy: "nftables", Form: bed.FormDaemonSet, Mode: "nft", DualStack: true, Nodes: 2})
+	}
+	return all
+}
+
+// outageBeds are the combinations of TestCase_B93_Outage: every mode once.
+func outageBeds() []bed.Config {
+	all := []bed.Config{{Proxy: "iptables", Form: bed.FormProcess, Mode: "ebpf"}}
+	if full() {
+		all = append(all,
+			bed.Config{Proxy: "nftables", Form: bed.FormProcess, Mode: "nft"},
+			bed.Config{Proxy: "iptables", Form: bed.FormProcess, Mode: "iptables"})
+	}
+	return all
 }
 
 // up brings up a bed as far as the control plane, and takes it down with the

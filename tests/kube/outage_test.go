@@ -33,13 +33,9 @@ const (
 // TestCase_B93_Outage: what clients meet while nothing can be carried makes no
 // informer list again, and none back off once the way is open.
 func TestCase_B93_Outage(t *testing.T) {
-	proxies := []string{"iptables"}
-	if full() {
-		proxies = append(proxies, "nftables")
-	}
-	for _, proxy := range proxies {
-		t.Run(proxy, func(t *testing.T) {
-			b := up(t, bed.Config{Proxy: proxy, Form: bed.FormProcess, Mode: "nft"})
+	for _, c := range outageBeds() {
+		t.Run(c.Name(), func(t *testing.T) {
+			b := up(t, c)
 			must(t, "starting the server", b.StartServer(t.Context()))
 			before := startNode(t, b, 200)
 			must(t, "pods", check{do: podsRunning}.run(t.Context(), b, time.Minute))

@@ -18,7 +18,7 @@ const rolls = 2
 
 // leastLoad is how many requests there are at least during one roll: fewer would
 // prove little.
-const leastLoad = 100
+const leastLoad = 40
 
 // TestDaemonSet: the agent as a DaemonSet serves two nodes, and replacing its
 // pods fails no request of any pod and makes no informer list again.

@@ -168,14 +168,14 @@ func (b *Bed) OpenDirect(ctx context.Context) error {
 	return nft(ctx, "add rule inet fw direct tcp dport "+kasPort+" accept")
 }
 
-// CloseDirect ends that: connections of that way are reset at their next packet,
-// whoever sends it, and new ones dropped like everything else.
+// CloseDirect ends that: connections of that way are reset when the node sends
+// its next packet, be it for what it gets, and new ones dropped like everything
+// else. The KAS learns of it by the node's own answer.
 func (b *Bed) CloseDirect(ctx context.Context) error {
 	return nft(ctx, `flush chain inet fw direct
 		add rule inet fw direct tcp dport `+kasPort+` tcp flags rst accept
-		add rule inet fw direct tcp sport `+kasPort+` tcp flags rst accept
 		add rule inet fw direct tcp dport `+kasPort+` tcp flags & (syn | ack) != syn reject with tcp reset
-		add rule inet fw direct tcp sport `+kasPort+` reject with tcp reset`)
+		add rule inet fw direct tcp sport `+kasPort+` accept`)
 }
 
 // RefuseUpstream takes the KAS from Kasway's server: connections that it has are
