@@ -41,7 +41,7 @@ func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]in
 		parts = &agent.Parts{}
 	}
 	nftConfig := nft.Config{Log: parts.Log, Heartbeat: parts.Metrics}
-	return map[string]intercept.Candidate{
+	all := map[string]intercept.Candidate{
 		config.ModeEBPF: {
 			Name: config.ModeEBPF, Cleanup: cgroupbpf.Cleanup,
 			New: func() (intercept.Mode, error) {
@@ -62,7 +62,6 @@ func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]in
 		},
 		// Its rules are the other two modes', and so is what removes them.
 		config.ModeTPROXY: {Name: config.ModeTPROXY, Cleanup: tproxy.Cleanup, New: tproxyMode(cfg, parts, false)},
-		tproxyIPTables:    {Name: tproxyIPTables, New: tproxyMode(cfg, parts, true)},
 		config.ModeListen: {
 			Name: config.ModeListen, // its guard is nft's, its address the agent's
 			New: func() (intercept.Mode, error) {
@@ -83,6 +82,10 @@ func modes(cfg config.Intercept, parts *agent.Parts, of ebpfParts) map[string]in
 			},
 		},
 	}
+	if cfg.Mode != config.ModeTPROXY || !tproxy.Hindered(cfg.Clients) {
+		all[tproxyIPTables] = intercept.Candidate{Name: tproxyIPTables, New: tproxyMode(cfg, parts, true)}
+	}
+	return all
 }
 
 // tproxyIPTables is mode tproxy where nftables cannot do it.
@@ -111,9 +114,15 @@ func candidates(mode string, all map[string]intercept.Candidate) (try, others []
 	case config.ModeTPROXY:
 		// Whichever is not used, what is left of its kind of rules is removed, and
 		// not the policy route of the one that is.
-		byNFT, byIPTables := all[config.ModeTPROXY], all[tproxyIPTables]
-		byNFT.Cleanup, byIPTables.Cleanup = all["nft"].Cleanup, all["iptables"].Cleanup
-		return []intercept.Candidate{byNFT, byIPTables}, []intercept.Candidate{all[config.ModeEBPF]}
+		byNFT := all[config.ModeTPROXY]
+		byNFT.Cleanup = all["nft"].Cleanup
+		try, others = append(try, byNFT), append(others, all[config.ModeEBPF])
+		byIPTables, can := all[tproxyIPTables]
+		if !can {
+			return try, append(others, all["iptables"])
+		}
+		byIPTables.Cleanup = all["iptables"].Cleanup
+		return append(try, byIPTables), others
 	}
 	for name, c := range all {
 		// The guard of mode listen is one of nft's.

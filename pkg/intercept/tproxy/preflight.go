@@ -26,6 +26,13 @@ var thisNode = node{proc: "/proc", sys: "/sys", tun: tunDevice, links: netlink.L
 // obstacle is what keeps this mode from working here.
 type obstacle struct{ what, remedy, suspects string }
 
+// Hindered says whether something keeps this mode from working here for these
+// clients whatever installs its rules, so that one answer is enough.
+func Hindered(c rules.Clients) bool {
+	found, err := thisNode.obstacles(c)
+	return err == nil && (len(found) > 0 || thisNode.canRoute().Err != nil)
+}
+
 // Preflight implements intercept.Mode.
 func (m *Mode) Preflight(ctx context.Context) intercept.Report {
 	inner := m.rules.Preflight(ctx)
