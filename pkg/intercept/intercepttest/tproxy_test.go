@@ -3,6 +3,7 @@ package intercepttest
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 
 	"github.com/sirupsen/logrus"
@@ -49,7 +50,16 @@ func TestCase_B98_PolicyCellsTPROXY(t *testing.T) { RunPolicy(t, tproxyNFT) }
 
 func TestTPROXY_IPTablesMatrix(t *testing.T)   { Run(t, tproxyIPTables) }
 func TestTPROXY_IPTablesDeath(t *testing.T)    { RunDeath(t, tproxyIPTables) }
-func TestTPROXY_IPTablesStates(t *testing.T)   { RunStates(t, tproxyIPTables) }
 func TestTPROXY_IPTablesExisting(t *testing.T) { RunExisting(t, tproxyIPTables) }
-func TestTPROXY_IPTablesOwnMark(t *testing.T)  { RunOwnMark(t, tproxyIPTables) }
-func TestTPROXY_IPTablesCleanup(t *testing.T)  { RunCleanup(t, tproxyIPTables) }
+
+// The rest of the suite with iptables takes a minute, and differs from mode
+// iptables in its rules alone.
+func TestTPROXY_IPTablesAll(t *testing.T) {
+	if os.Getenv("FULL") != "1" {
+		t.Skip("runs with FULL=1 in the environment")
+	}
+	t.Run("States", func(t *testing.T) { RunStates(t, tproxyIPTables) })
+	t.Run("OwnMark", func(t *testing.T) { RunOwnMark(t, tproxyIPTables) })
+	t.Run("Cleanup", func(t *testing.T) { RunCleanup(t, tproxyIPTables) })
+	t.Run("Policy", func(t *testing.T) { RunPolicy(t, tproxyIPTables) })
+}

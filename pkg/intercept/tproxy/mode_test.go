@@ -258,6 +258,44 @@ func TestFullBacklogOfAFrozenAgent(t *testing.T) {
 	}
 }
 
+// A SYN that was sent into nothing before the agent came, and that others may
+// translate, is not taken when it is sent again: its client is refused instead
+// of waiting, and taken when it comes again.
+func TestSYNSentBeforeTheAgentCame(t *testing.T) {
+	for name, f := range factories {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t, netns.IptablesNFT, pods())
+			if _, err := l.ControlPlane.RunInput("table inet hole { chain in { type filter hook input priority 0; tcp dport 6443 counter drop; }; }", "nft", "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			clients := l.clients()
+			results := make(chan string, len(clients))
+			for _, c := range clients {
+				go func() { results <- knock(c, cluster4) }()
+			}
+			if err := netns.Poll(patience, func() error {
+				out, err := l.ControlPlane.Run("nft", "list", "table", "inet", "hole")
+				if err == nil && strings.Contains(out, "packets 0 ") {
+					err = errors.New("nothing was sent")
+				}
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			l.apply(l.agent(f), "g1", rules.Refuse)
+			met := map[string]int{}
+			for range clients {
+				met[<-results]++
+			}
+			if met["refused"] == 0 || met["refused"]+met["connected"] != len(clients) {
+				t.Errorf("clients met %v", met)
+			}
+			l.all("with the agent", "kas")
+		})
+	}
+}
+
 // knock connects, and says what came of it.
 func knock(from *netns.Host, to netip.AddrPort) string {
 	begun := time.Now()
