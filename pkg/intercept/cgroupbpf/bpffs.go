@@ -25,6 +25,9 @@ const (
 		"Bidirectional (HostToContainer, if the node has it mounted already)"
 )
 
+// preloaded are what some kernels put into each bpffs by themselves.
+var preloaded = []string{"maps.debug", "progs.debug"}
+
 // BPFFS is the file system that pins go to.
 type BPFFS struct {
 	// Point is where it is mounted.
@@ -132,7 +135,7 @@ func (s system) removeBPFFS(point string) error {
 		return nil
 	case err != nil:
 		return fmt.Errorf("looking for pins: %w", err)
-	case len(entries) > 0:
+	case slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !slices.Contains(preloaded, e.Name()) }):
 		return nil
 	}
 	// Busy: somebody has it open at this moment, or works there.
