@@ -23,6 +23,7 @@ type installed struct {
 	inner   *ebpf.MapSpec
 	links   map[string]*hooked
 	refuse  bool
+	fresh   bool // a hook ran nothing of ours until now
 }
 
 // newInstalled loads the programs; they are attached nowhere yet.

@@ -120,7 +120,24 @@ func (m *Mode) install(s rules.State) (err error) {
 		return err
 	}
 	m.installed = in
+	m.interrupt(s)
 	return nil
+}
+
+// interrupt makes clients of the host come again that dialled before a program
+// was there to see it.
+func (m *Mode) interrupt(s rules.State) {
+	first := m.installed.fresh
+	m.installed.fresh = false
+	if !first || !s.Clients.Host {
+		return
+	}
+	switch n, err := intercept.Interrupt(s); {
+	case err != nil:
+		m.cfg.Log.WithError(err).Warn("ebpf: who dialled before the agent came is not diverted until it dials again")
+	case n > 0:
+		m.cfg.Log.WithField("connects", n).Info("ebpf: interrupted connects from before the agent came, for their clients to dial again")
+	}
 }
 
 // load makes an installation that is attached nowhere yet.

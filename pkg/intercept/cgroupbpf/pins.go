@@ -97,6 +97,7 @@ func (in *installed) hookOne(h hook) error {
 		if err := l.Pin(path); err != nil {
 			return errors.Join(err, l.Close())
 		}
+		in.fresh = true
 	}
 	if old := in.links[h.name]; old != nil && old.link != l {
 		_ = old.link.Close() // another descriptor of l, or a dead link
