@@ -49,20 +49,23 @@ func checkPolicies(cfg config.Agent, usable []string) (found []finding) {
 		case mode == config.ModeTPROXY, mode == tproxyIPTables:
 			f.Detail = "pods are diverted without another address"
 			f.Notes = []string{"what they send is taken in by the node and not forwarded: a policy enforced where packets are forwarded (netfilter's forward hook) " +
-				"does not see it; one at the pod's interface or where packets come in (input) does, by the KAS's address", guarded(cfg.Guard)}
+				"does not see it; one at the pod's interface or where packets come in (input) does, by the KAS's address"}
 		default:
 			own := places(at)
 			if len(at) == 1 && at[0].Is4() {
 				own += " and node6 of status -o json" // made at the first start
 			}
 			f.Detail = "pods that connect to the KAS are diverted to their own node, at " + own
-			f.Notes = append(sights[mode].say(own), guarded(cfg.Guard))
+			f.Notes = sights[mode].say(own)
 		}
 		if n := len(found); n > 0 && found[n-1].Detail == f.Detail && slices.Equal(found[n-1].Notes, f.Notes) {
 			found[n-1].Need += ", " + mode
 			continue
 		}
 		found = append(found, f)
+	}
+	if len(found) > 0 {
+		found = append(found, finding{Need: "guard.rules", State: stateNote, Detail: guarded(cfg.Guard)})
 	}
 	return found
 }
@@ -89,9 +92,9 @@ func guarded(g config.Guard) string {
 		}
 	}
 	if n == 0 {
-		return "the agent itself enforces guard.rules, whatever policies see: there is no rule about pods"
+		return "no rule about pods; the agent itself enforces these rules, whatever policies see"
 	}
-	return "the agent itself enforces guard.rules, whatever policies see: " + count(n, "rule") + " by prefix"
+	return count(n, "rule") + " about pods; the agent itself enforces these rules, whatever policies see"
 }
 
 func places(at []netip.Addr) string {

@@ -25,9 +25,10 @@ var loopback = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 // withoutModes leaves out what depends on the kernel.
 func withoutModes(table string) (rest, modes string) {
 	for line := range strings.Lines(table) {
-		if strings.HasPrefix(line, "mode ") {
+		switch {
+		case strings.HasPrefix(line, "mode "):
 			modes += line
-		} else {
+		case !strings.HasPrefix(line, "connection tracking "):
 			rest += line
 		}
 	}

@@ -27,8 +27,8 @@ const whyAny = "no connection reaches the agent without it"
 
 // whyMode says what is lost with a mode.
 var whyMode = map[string]string{
-	config.ModeEBPF: "it diverts at connect(), before any address is translated: whatever kube-proxy, a CNI or conntrack do, it is neither " +
-		"in their way nor they in its; and it knows who has connected",
+	config.ModeEBPF: "it diverts at connect(), before any address is translated, so that neither kube-proxy nor a CNI nor connection " +
+		"tracking matters, and it knows who connects",
 	config.ModeNFT:      "it diverts in a table of its own that ends with the agent, and needs no program but the agent",
 	config.ModeIPTables: "it is what is left on nodes where neither ebpf nor nft can work",
 	config.ModeTPROXY:   "it leaves the address of the KAS in the packets that reach the node",

@@ -21,6 +21,8 @@ const bpffsSource = "kasway"
 const (
 	remedyBPFFS = "mount it on the node (mount -t bpf bpf " + BPFFSPoint + "; systemd does so at boot), or let the agent: " +
 		"with CAP_SYS_ADMIN it mounts it itself"
+	remedyNoBPFFS = "mount it on the node (mount -t bpf bpf " + BPFFSPoint + "; systemd does so at boot), and give it to the agent's " +
+		"container by hostPath " + BPFFSPoint + " with mountPropagation HostToContainer"
 	remedyPrivateBPFFS = "give the agent's container the node's: hostPath " + BPFFSPoint + " with mountPropagation " +
 		"Bidirectional (HostToContainer, if the node has it mounted already)"
 )
@@ -57,11 +59,11 @@ func (s system) findBPFFS(dir string, mayMount bool) (BPFFS, error) {
 	b := BPFFS{Point: m.Point, Ours: m.Source == bpffsSource}
 	if !mounted || m.Type != "bpf" {
 		b = BPFFS{Point: BPFFSPoint, Missing: true}
-		if dir != BPFFSPoint {
+		if !within(BPFFSPoint, dir) {
 			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s", dir)
 		}
 		if !mayMount {
-			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s, so nothing can be pinned and the programs would end with the agent", dir)
+			return b, unmetf(remedyBPFFS, "no bpffs is mounted at %s, so nothing can be pinned and the programs would end with the agent", b.Point)
 		}
 	}
 	init, err := s.mounts(initMounts)
@@ -78,7 +80,7 @@ func outlives(b BPFFS, m Mount, sits seat, init []Mount) (BPFFS, error) {
 	switch {
 	case sits == withInit:
 	case b.Missing:
-		return b, unmetf(remedyPrivateBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container", b.Point)
+		return b, unmetf(remedyNoBPFFS, "no bpffs is mounted at %s, and one mounted by the agent would end with its container or unit, and the programs with it", b.Point)
 	case slices.ContainsFunc(init, func(i Mount) bool { return i.Type == "bpf" && i.Device == m.Device }):
 	case sits == contained:
 		return b, unmetf(remedyPrivateBPFFS, "the bpffs at %s is this container's own and ends with it: the programs of a dead agent would be gone, "+
@@ -94,15 +96,17 @@ func outlives(b BPFFS, m Mount, sits seat, init []Mount) (BPFFS, error) {
 // it, the last.
 func covering(table []Mount, path string) (found Mount, ok bool) {
 	for _, m := range table {
-		rel, err := filepath.Rel(m.Point, path)
-		if err != nil || rel == ".." || len(rel) > 2 && rel[:3] == "../" {
-			continue
-		}
-		if len(m.Point) >= len(found.Point) {
+		if within(m.Point, path) && len(m.Point) >= len(found.Point) {
 			found, ok = m, true
 		}
 	}
 	return found, ok
+}
+
+// within says whether path is dir, or below it.
+func within(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && filepath.IsLocal(rel)
 }
 
 // Ensure mounts the bpffs if it is missing.

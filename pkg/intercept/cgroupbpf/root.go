@@ -110,7 +110,7 @@ func (s system) findTrueRoot() (Root, error) {
 	if len(places) == 0 {
 		return Root{}, unmetf(remedyNone, "%s", strings.Join(append([]string{"cgroup 2 is mounted nowhere"}, passed...), "; "))
 	}
-	return Root{}, unmetf(remedyRoot, "the root of all cgroups is not in sight: %s", strings.Join(passed, "; "))
+	return Root{}, unmetf(remedyRoot, "the root of all cgroups is not in sight, and programs attached to a part of the tree divert nothing but what runs there: %s", strings.Join(passed, "; "))
 }
 
 // namedRoot looks at the directory of the configuration.

@@ -334,6 +334,7 @@ func TestFindBPFFS(t *testing.T) {
 		"mounted by an agent":        {machine: machine{own: sys + ours}, want: BPFFS{Point: BPFFSPoint, Ours: true}},
 		"missing, may be mounted":    {machine: machine{own: sys}, may: true, want: BPFFS{Point: BPFFSPoint, Missing: true}},
 		"missing, may not":           {machine: machine{own: sys}, fails: []string{"no bpffs is mounted at /sys/fs/bpf", "mount -t bpf bpf /sys/fs/bpf", "CAP_SYS_ADMIN"}},
+		"missing, for pins below":    {machine: machine{own: sys}, dir: DefaultPinDir, may: true, want: BPFFS{Point: BPFFSPoint, Missing: true}},
 		"covered":                    {machine: machine{own: sys + nodes + "60 50 0:50 / /sys/fs rw - tmpfs none rw\n61 50 0:51 / /sys/fs/bpf rw - tmpfs none rw\n"}, fails: []string{"no bpffs is mounted"}},
 		"a folder of another one":    {machine: machine{own: sys + moved}, dir: "/host/bpf/pins", want: BPFFS{Point: "/host/bpf"}},
 		"a folder of none":           {machine: machine{own: sys}, dir: "/tmp/pins", may: true, fails: []string{"no bpffs is mounted at /tmp/pins"}},
@@ -342,7 +343,7 @@ func TestFindBPFFS(t *testing.T) {
 		"the node's, elsewhere":      {machine: machine{own: jail + others, init: sys + moved}, want: BPFFS{Point: BPFFSPoint}},
 		"a container's own":          {machine: machine{own: jail + others, init: sys + nodes}, may: true, fails: []string{"ends with it", "hostPath /sys/fs/bpf", "Bidirectional"}},
 		"the node has none at all":   {machine: machine{own: jail + others, init: sys}, may: true, fails: []string{"ends with it"}},
-		"would be a container's own": {machine: machine{own: jail, init: sys + nodes}, may: true, fails: []string{"would end with its container", "Bidirectional"}},
+		"would be a container's own": {machine: machine{own: jail, init: sys + nodes}, may: true, fails: []string{"would end with its container", "mount it on the node", "HostToContainer"}},
 		"a mount namespace's own":    {machine: machine{own: cell + others, init: sys + nodes}, want: BPFFS{Point: BPFFSPoint}, note: "in this mount namespace alone"},
 		"process 1 is hidden":        {machine: machine{own: sys + nodes, initErr: fs.ErrPermission}, want: BPFFS{Point: BPFFSPoint}, note: "cannot be told: permission denied"},
 	} {
