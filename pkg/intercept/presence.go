@@ -247,9 +247,9 @@ func Present() ([]string, error) {
 	seen := map[string]bool{}
 	lines := bufio.NewScanner(f)
 	for lines.Scan() && len(generations) < maxGenerations {
-		before, name, found := strings.Cut(lines.Text(), " "+presencePrefix)
+		_, name, found := strings.Cut(lines.Text(), " "+presencePrefix)
 		// Accepted sockets have the name of the one that listens.
-		if found && isGeneration(name) && listening(before) && !seen[name] {
+		if found && isGeneration(name) && !seen[name] {
 			seen[name] = true
 			generations = append(generations, name)
 		}
@@ -258,11 +258,4 @@ func Present() ([]string, error) {
 		return nil, fmt.Errorf("looking for agents: %w", err)
 	}
 	return generations, nil
-}
-
-// listening looks at the columns of /proc/net/unix: Num RefCount Protocol
-// Flags ..., where Flags of a listening socket are __SO_ACCEPTCON.
-func listening(columns string) bool {
-	f := strings.Fields(columns)
-	return len(f) > 3 && f[3] == "00010000"
 }
