@@ -32,6 +32,7 @@ var allowed = map[string][]string{
 	"pkg/upstream":            {"pkg/dial", "pkg/observe"},
 	"pkg/intercept":           {"pkg/rules", "pkg/dial", "pkg/observe", "pkg/workload"},
 	"bpf":                     {},
+	"bpf/bpftest":             {},
 	"pkg/intercept/cgroupbpf": {"bpf", "pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
 	"pkg/intercept/nft":       {"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
 	"pkg/intercept/listen":    {"pkg/intercept", "pkg/rules", "pkg/dial", "pkg/observe"},
