@@ -134,22 +134,29 @@ func (a *Agent) follow(ctx, life context.Context, f following) error {
 			a.childIsLate()
 			continue
 		}
-		// A new channel first, so that no change is missed.
-		f.changed = a.cfg.Links.Changed()
-		state := a.state()
-		a.open(state)
-		if failing == nil && sameState(state, f.applied) {
-			continue
-		}
-		err := a.choice.Mode.Apply(ctx, state)
-		if ctx.Err() != nil {
-			return nil
-		}
-		a.report(state, err, failing)
-		if failing = err; err == nil {
-			f.applied = state
-		}
+		failing = a.apply(ctx, &f, failing)
 	}
+}
+
+// apply installs what is wanted now, unless that is in force already. Its error
+// is the next failing.
+func (a *Agent) apply(ctx context.Context, f *following, failing error) error {
+	// A new channel first, so that no change is missed.
+	f.changed = a.cfg.Links.Changed()
+	state := a.state()
+	a.open(state)
+	if failing == nil && sameState(state, f.applied) {
+		return nil
+	}
+	err := a.choice.Mode.Apply(ctx, state)
+	if ctx.Err() != nil {
+		return err
+	}
+	a.report(state, err, failing)
+	if err == nil {
+		f.applied = state
+	}
+	return err
 }
 
 // report tells of a change that was applied, or not; it was is what the attempt

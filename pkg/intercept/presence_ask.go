@@ -38,8 +38,9 @@ func Others(own string) ([]string, error) {
 		if err != nil {
 			return true // gone meanwhile
 		}
-		defer c.Close()
-		return trusted(c) != nil
+		stranger := trusted(c) != nil
+		_ = c.Close() // nothing was said
+		return stranger
 	}), nil
 }
 

@@ -349,7 +349,7 @@ func TestPresence_Listeners(t *testing.T) {
 	if got == nil {
 		t.Fatal("no listener")
 	}
-	defer got.Close()
+	defer func() { _ = got.Close() }()
 	if a.Take(at) != nil {
 		t.Error("the listener twice")
 	}
