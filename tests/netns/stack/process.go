@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,6 +63,9 @@ func (s *Stack) command(h *netns.Host, name string, args []string) *netns.Cmd {
 		cmd = h.Command("unshare", append([]string{"--mount", "sh", "-c", ownHosts, s.Hosts, s.binary(name)}, args...)...)
 	}
 	if name == "agent" {
+		if len(s.Under) > 0 {
+			cmd = h.Command(s.Under[0], slices.Concat(s.Under[1:], cmd.Args)...)
+		}
 		return cmd.Cgroup(s.AgentCgroup).BPFFS()
 	}
 	return cmd.Cgroup("system.slice/kasway-" + name + ".service")

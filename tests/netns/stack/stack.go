@@ -41,6 +41,9 @@ type Stack struct {
 	// AgentCgroup is where on the node agents run: netns.AgentUnit, until a test
 	// sets another.
 	AgentCgroup string
+	// Under is a command that runs the agent's binary, which it is given with its
+	// arguments: to take something away. Empty: none.
+	Under []string
 	// At is where the agent looks for the server.
 	At netip.AddrPort
 	// Processes are all that were started, the ended ones too.
