@@ -103,6 +103,7 @@ func spent() time.Duration {
 
 // damage is all that is not as it was left, as far as it can be found out.
 func (k *keeper) damage(ctx context.Context) (all []intercept.Damage, err error) {
+	taken := k.witness.testimony() // before the rest is looked at, which may explain it
 	var errs []error
 	if !k.placed.fixed { // else they are the mode's
 		gone, err := k.addresses.Verify(k.placed.addresses...)
@@ -113,10 +114,9 @@ func (k *keeper) damage(ctx context.Context) (all []intercept.Damage, err error)
 	}
 	of, err := k.choice.Mode.Verify(ctx)
 	all, errs = append(all, of...), append(errs, err)
-	// What is damaged explains it; and beside another agent the connection may
-	// have reached that one.
-	if err := k.witness.testimony(); err != nil && len(all) == 0 && len(k.others()) == 0 {
-		all = append(all, intercept.Damage{What: err.Error(), Suspects: suspectTaken})
+	// Beside another agent the connection may have reached that one.
+	if taken != nil && len(all) == 0 && len(k.others()) == 0 {
+		all = append(all, intercept.Damage{What: taken.Error(), Suspects: suspectTaken})
 	}
 	return all, errors.Join(errs...)
 }

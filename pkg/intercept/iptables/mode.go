@@ -119,7 +119,7 @@ func (m *Mode) apply(ctx context.Context, s rules.State) error {
 	if err := m.tools.install(ctx, want); err != nil {
 		return err
 	}
-	left, err := m.tools.leave(want)
+	left, err := m.tools.leave(ctx, want)
 	if err != nil {
 		return err
 	}

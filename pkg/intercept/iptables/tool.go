@@ -56,6 +56,8 @@ type tool struct {
 	v6   bool
 	ipt  *iptables.IPTables
 	run  runner
+	// many: the tables hold so many rules that looking asks for single chains.
+	many bool
 }
 
 // toolName is how distributions call the command of a back end.

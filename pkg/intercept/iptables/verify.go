@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/coreos/go-iptables/iptables"
-
 	"github.com/kasway/kasway/pkg/intercept"
 	"github.com/kasway/kasway/pkg/rules"
 )
@@ -21,8 +19,7 @@ const (
 	suspectKube  = "kube-proxy, started after the agent or with another --proxy-mode"
 )
 
-// Verify implements intercept.Mode. It asks for chains by name, which takes as
-// long on a node with very many rules of others as on any.
+// Verify implements intercept.Mode.
 func (m *Mode) Verify(ctx context.Context) ([]intercept.Damage, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("iptables: verifying: %w", err)
@@ -32,14 +29,14 @@ func (m *Mode) Verify(ctx context.Context) ([]intercept.Damage, error) {
 	if m.stop == nil {
 		return nil, nil
 	}
-	damage, err := m.verify()
+	damage, err := m.verify(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("iptables: verifying: %w", err)
 	}
 	return damage, nil
 }
 
-func (m *Mode) verify() ([]intercept.Damage, error) {
+func (m *Mode) verify(ctx context.Context) ([]intercept.Damage, error) {
 	moved, err := m.elsewhere()
 	if err != nil {
 		return nil, err
@@ -62,7 +59,7 @@ func (m *Mode) verify() ([]intercept.Damage, error) {
 		return append(damage, intercept.Damage{What: "the last change of the rules was not completed"}), nil
 	}
 	for i, f := range m.want.Families {
-		now, err := m.tools.of(f.V6).look(f)
+		now, err := m.tools.of(f.V6).look(ctx, f)
 		if err != nil {
 			return nil, err
 		}
@@ -132,55 +129,13 @@ func (m *Mode) deadSets() (dead []string, err error) {
 	return dead, nil
 }
 
-// standing is what one family's tables hold: the rules of the built-in chains
-// that our jumps stand in, and of our own chains, by table and chain.
-type standing map[place][]rules.IPRule
-
-type place struct{ table, chain string }
-
-// look reads what the family's State concerns. A chain that is not there has no
-// entry.
-func (t *tool) look(f rules.IPTablesFamily) (standing, error) {
-	s := standing{}
-	for _, table := range f.Tables {
-		for _, at := range hooks[table.Name] {
-			if !slices.ContainsFunc(table.Jumps, func(j rules.IPRule) bool { return j.Chain == at }) {
-				continue
-			}
-			if err := t.read(s, place{table.Name, at}); err != nil {
-				return nil, err
-			}
-		}
-		for _, c := range table.Chains {
-			if err := t.read(s, place{table.Name, c.Name}); err != nil {
-				return nil, err
-			}
-		}
-	}
-	return s, nil
-}
-
-// read is List, to which a chain that is missing is no error.
-func (t *tool) read(s standing, at place) error {
-	list, err := t.hook(at.table, at.chain)
-	var missing *iptables.Error
-	switch {
-	case errors.As(err, &missing) && missing.ExitStatus() == 1:
-		return nil
-	case err != nil:
-		return err
-	}
-	s[at] = list
-	return nil
-}
-
 // errMeddled is met if somebody changes our chains while they are made.
 var errMeddled = errors.New("somebody has changed chains of ours while they were made")
 
 // leave looks at what was just installed: all of it, or somebody was quicker.
-func (t tools) leave(want rules.IPTables) (left []standing, err error) {
+func (t tools) leave(ctx context.Context, want rules.IPTables) (left []standing, err error) {
 	for _, f := range want.Families {
-		s, err := t.of(f.V6).look(f)
+		s, err := t.of(f.V6).look(ctx, f)
 		if err != nil {
 			return nil, err
 		}
