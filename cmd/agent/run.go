@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -48,6 +49,10 @@ goes on if that cannot.`,
 		if err != nil {
 			return cli.UsageErrorf("%w", err)
 		}
+		// Who reads the log must not be able to stop the agent.
+		patient := observe.NewPatient(c.ErrOrStderr(), wired.Registry)
+		log.SetOutput(patient)
+		defer patient.Close(time.Second)
 		log.WithField("version", observe.Version).Info("kasway-agent starts")
 		var stop func()
 		wired.Reload, wired.Spawn, stop = reloads()

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kasway/kasway/tests/netns"
 	"github.com/kasway/kasway/tests/netns/stack"
 )
@@ -142,7 +144,7 @@ kind: AgentConfig
 targets:
 - {name: kas, addresses: ["%s", "%s", "%s", "%s"]}
 - {name: raw, addresses: ["%s", "%s"]}
-intercept: {mode: %s, clients: [host, pods], grace: 2s, graceSpread: 1s}
+intercept: {mode: %s, clients: [host, pods], grace: 2s, graceSpread: 2s}
 `, svc4, svc6, kas4, kas6, raw4, raw6, mode)
 	if err := os.WriteFile(u.config, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
@@ -246,5 +248,50 @@ func TestReload(t *testing.T) {
 		return nil
 	}); err != nil {
 		t.Error(err)
+	}
+}
+
+// Nobody reads the agent's log: it goes on, and ends when it is told to.
+func TestLogIsNotRead(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, netns.Spec{})
+	if err := s.startServer(); err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
+		t.Fatal(err)
+	}
+	args := append(append([]string{"run"}, s.AgentFlags()...), diverting("nft", "--log-level", "debug")...)
+	cmd := s.Node.Command(s.Binary("agent"), args...).Cgroup(netns.AgentUnit).BPFFS()
+	cmd.Stdout, cmd.Stderr = w, w
+	err = cmd.Start()
+	_ = w.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.servedAgain(t, s.Node, svc4)
+	// Each is some lines, and the pipe holds ten of them.
+	for range 50 {
+		if err := s.ask(t, s.Node, svc4); err != nil {
+			t.Fatalf("not served any more: %v", err)
+		}
+	}
+	if err := cmd.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(3 * patience):
+		t.Error("it does not end")
 	}
 }
