@@ -1,10 +1,14 @@
 package stories
 
 import (
+	"errors"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/kasway/kasway/tests/netns"
 	"github.com/kasway/kasway/tests/netns/stack"
@@ -57,6 +61,86 @@ guard:
 			logged(t, s.agent, 0, "refused by policy", denied.Addr4.String(), svc4.String(), `"reason":"rule"`)
 			logged(t, s.agent, 0, "refused by policy", s.Node.Addr4.String(), `"reason":"rule"`)
 			same()
+		})
+	}
+}
+
+// A policy that denies pods the KAS does not see what is diverted: the agent's
+// guard does, by pod prefix and by user. A policy that allows nothing but the KAS
+// stops what is diverted, until it allows what check names.
+func TestCase_B98_GuardWherePoliciesDoNotSee(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"nft", "ebpf"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, netns.Spec{RoutedPods: 3})
+			if mode == "ebpf" && s.NodeCgroup() == "" {
+				t.Skip("no cgroup 2 to attach to")
+			}
+			free, denied, confined := s.RoutedPods[0], s.RoutedPods[1], s.RoutedPods[2]
+			every := []netip.AddrPort{svc4, svc6, kas4, kas6}
+			policy := func(p netns.Policy, to []netip.AddrPort, pods ...*netns.Host) {
+				t.Helper()
+				if err := s.Node.SetPolicy(netns.NFTables, p, to, pods...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			stopped := func(when string, h *netns.Host) {
+				t.Helper()
+				for _, to := range every {
+					if err := (netns.Probe{From: h, To: to}).Reach(500 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+						t.Errorf("%s, %s to %s: %v, want a time-out", when, h.Label, to, err)
+					}
+				}
+			}
+			served := func(all ...*netns.Host) {
+				t.Helper()
+				for _, h := range all {
+					for _, to := range every {
+						s.served(t, h, to)
+					}
+				}
+			}
+			// Nothing of Kasway runs yet: both policies do what they say.
+			policy(netns.DenyKAS, every, free, denied)
+			stopped("a policy that denies the KAS", free)
+			served(confined)
+			policy(netns.OnlyKAS, every, confined)
+			served(free, denied, confined)
+
+			file := s.file(t, "agent.yaml", `apiVersion: kasway.dev/v1alpha1
+kind: AgentConfig
+guard:
+  rules:
+  - {action: deny, clients: [`+denied.Addr4.String()+`, `+denied.Addr6.String()+`], targets: [kas]}
+  - {action: deny, uids: [4321]}
+`)
+			flags := diverting(mode, "-f", file)
+			s.start(t, flags)
+			stopped("a policy that allows only the KAS", confined)
+			state := s.status(t).State
+			exits(t, s, 0, "agent", slices.Concat([]string{"check"}, s.AgentFlags(), flags),
+				"NetworkPolicy, "+mode, "connect times out: allow egress to "+state.Node4.String(), "1 rule about pods; the agent itself enforces")
+			allowed := every
+			for _, d := range state.Diverts {
+				if d.Name == "kas" {
+					allowed = append(allowed, netip.AddrPortFrom(state.Node4, d.Ports.Pod4), netip.AddrPortFrom(state.Node6, d.Ports.Pod6))
+				}
+			}
+			policy(netns.OnlyKAS, allowed, confined)
+			served(confined)
+
+			policy(netns.DenyKAS, every, free, denied)
+			served(free) // whatever the policy says
+			for _, to := range every {
+				isCut(t, "the denied pod", denied, to)
+				if exit := s.asUser(t, 4321, to); exit != 7 && exit != 35 {
+					t.Errorf("the denied user at %s: curl's exit code is %d, want 7 or 35", to, exit)
+				}
+				if exit := s.asUser(t, 4322, to); exit != 0 {
+					t.Errorf("another user at %s: curl's exit code is %d", to, exit)
+				}
+			}
 		})
 	}
 }
