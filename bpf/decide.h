@@ -28,10 +28,11 @@ static __always_inline enum kw_verdict kw_decide(const struct kw_cfg *c, const s
 {
 	int host = kw_host(c, in->netns);
 
-	// Our own, by mark or by cookie: what we carry must not come back to us.
-	if (c->mark_mask && (in->mark & c->mark_mask) == c->mark)
-		return KW_OWN;
+	// Our own, by cookie or by mark: what we carry must not come back to us. In a
+	// network namespace of his own anybody can set any mark.
 	if (in->own)
+		return KW_OWN;
+	if (host && c->mark_mask && (in->mark & c->mark_mask) == c->mark)
 		return KW_OWN;
 	if (host ? !c->host : !c->pods)
 		return KW_PASS;

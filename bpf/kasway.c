@@ -280,7 +280,7 @@ static __always_inline void kw_publish(void *flows, struct kw_flow *f, struct kw
 SEC("sockops") int kw_sockops(struct bpf_sock_ops *ctx)
 {
 	__u32 op = READ(ctx->op), ip = READ(ctx->local_ip4), port = READ(ctx->local_port);
-	__u32 a[4] = READ6(ctx->local_ip6);
+	__u32 a[4] = READ6(ctx->local_ip6), rport = READ(ctx->remote_port);
 	struct bpf_sock *sk = ctx->sk;
 	struct kw_flow f = {};
 
@@ -288,13 +288,14 @@ SEC("sockops") int kw_sockops(struct bpf_sock_ops *ctx)
 		return PASS;
 	struct kw_sock *s = bpf_sk_storage_get(&kw_socks, sk, 0, 0);
 
-	if (!s)
-		return PASS;
+	if (!s || s->port != bpf_htons(bpf_ntohl(rport)))
+		return PASS; // not diverted, or not this time
 	if (s->v6)
 		__builtin_memcpy(f.addr, a, 16);
 	else
 		kw_mapped(f.addr, ip);
 	f.port = bpf_htons(port);
+	f.listener = s->port;
 	kw_publish(s->host ? (void *)&kw_flows_host : &kw_flows_pod, &f, &s->who);
 	return PASS;
 }

@@ -29,10 +29,11 @@ type KaswayKwCfg struct {
 }
 
 type KaswayKwFlow struct {
-	_    structs.HostLayout
-	Addr [16]uint8
-	Port uint16
-	Pad  [6]uint8
+	_        structs.HostLayout
+	Addr     [16]uint8
+	Port     uint16
+	Listener uint16
+	Pad      [4]uint8
 }
 
 type KaswayKwKey struct {

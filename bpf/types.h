@@ -76,8 +76,11 @@ struct kw_sock {
 	__u8 pad[4];
 };
 
+// kw_flow is a connection to a listener: in one network namespace there is no
+// other with the same ends.
 struct kw_flow {
 	__u8 addr[16]; // the client's own end
 	__u16 port;
-	__u8 pad[6];
+	__u16 listener; // its port
+	__u8 pad[4];
 };

@@ -50,10 +50,11 @@ type DecideKwCfg struct {
 }
 
 type DecideKwFlow struct {
-	_    structs.HostLayout
-	Addr [16]uint8
-	Port uint16
-	Pad  [6]uint8
+	_        structs.HostLayout
+	Addr     [16]uint8
+	Port     uint16
+	Listener uint16
+	Pad      [4]uint8
 }
 
 type DecideKwSock struct {

@@ -38,7 +38,7 @@ func (m *Mode) Attribute(t intercept.Taken) (a intercept.Attribution, known bool
 	if t.Side == intercept.HostSide {
 		in = m.flows.host
 	}
-	k := bpf.KaswayKwFlow{Addr: t.Peer.Addr().As16(), Port: networkOrder(t.Peer.Port())}
+	k := bpf.KaswayKwFlow{Addr: t.Peer.Addr().As16(), Port: networkOrder(t.Peer.Port()), Listener: networkOrder(t.Local.Port())}
 	var who bpf.KaswayKwWho
 	if err := in.Lookup(k, &who); err != nil {
 		return a, false // it never came, or others have pushed it out

@@ -38,13 +38,13 @@ func TestAttribute(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		a, known, peer := p.accept(t, c.l, c.side)
+		a, known, taken := p.accept(t, c.l, c.side)
 		conn.Close()
 		if !known || a.CgroupID != inodeOf(t, c.from.CgroupPath()) || !a.UIDKnown || a.UID != uint32(os.Getuid()) ||
 			a.PID == 0 || a.Command == "" || a.Original != atPort(targetPorts["other"]) {
 			t.Errorf("%s: %+v, known %t", c.side, a, known)
 		}
-		if _, known := p.mode.Attribute(intercept.Taken{Side: c.side, Peer: peer}); known {
+		if _, known := p.mode.Attribute(taken); known {
 			t.Errorf("%s: it is known a second time", c.side)
 		}
 	}
@@ -81,30 +81,35 @@ func TestCase_B97_PodCannotForgeOrFlush(t *testing.T) {
 	if a, known, _ := p.accept(t, p.pods["kas"], intercept.PodSide); !known || a.CgroupID != inodeOf(t, victim.CgroupPath()) {
 		t.Errorf("without an attacker: %+v, known %t", a, known)
 	}
-	forge := func() {
-		if err := connect(attacker, other); !errors.Is(err, syscall.ECONNREFUSED) {
+	forge := func(to string) {
+		if err := connect(attacker, to); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("the attacker's connect: %v; want ECONNREFUSED from its own loopback", err)
 		}
 	}
 	for _, c := range []struct {
 		name          string
+		to            string
 		before, after bool
-	}{{"before", true, false}, {"after", false, true}, {"before and after", true, true}} {
+		known         bool
+	}{
+		{"before", kas, true, false, false}, {"after", kas, false, true, false}, {"before and after", kas, true, true, false},
+		{"to another target", other, true, true, true},
+	} {
 		if c.before {
-			forge()
+			forge(c.to)
 		}
 		if err := connect(victim, kas); err != nil {
 			t.Fatal(err)
 		}
 		if c.after {
-			forge()
+			forge(c.to)
 		}
-		a, known, peer := p.accept(t, p.pods["kas"], intercept.PodSide) // and not at other's
-		if peer != netip.AddrPortFrom(victim.Addr4, port) {
-			t.Errorf("%s: accepted %s", c.name, peer)
+		a, known, taken := p.accept(t, p.pods["kas"], intercept.PodSide) // and not at other's
+		if taken.Peer != netip.AddrPortFrom(victim.Addr4, port) {
+			t.Errorf("%s: accepted %s", c.name, taken.Peer)
 		}
-		if known {
-			t.Errorf("%s: the victim's connection is said to be that of %+v", c.name, a)
+		if known != c.known || known && a.CgroupID != inodeOf(t, victim.CgroupPath()) {
+			t.Errorf("%s: the victim's connection is said to be that of %+v, known %t", c.name, a, known)
 		}
 	}
 	p.flood(t, attacker, victim.Addr4)

@@ -25,7 +25,7 @@ func Cleanup(ctx context.Context) error {
 
 // CleanupPins removes what is pinned below dir, and dir.
 func CleanupPins(ctx context.Context, dir string) error {
-	err := locked(dir, func() error { return removePins(ctx, dir) })
+	err := locked(dir, false, func() error { return removePins(ctx, dir) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -61,6 +61,9 @@ func removeGroup(dir string) error {
 		errs = append(errs, removePin(filepath.Join(dir, h.name)))
 	}
 	rest, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.Join(errs...)
+	}
 	errs = append(errs, err)
 	for _, f := range rest {
 		errs = append(errs, os.Remove(filepath.Join(dir, f.Name())))

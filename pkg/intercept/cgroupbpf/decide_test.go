@@ -119,7 +119,7 @@ func expected(s rules.State, dst netip.AddrPort, c bpftest.DecideKwCase) (v bpf.
 	}
 	port = ports[[2]bool{host, dst.Addr().Unmap().Is6()}]
 	switch {
-	case c.In.Mark&s.MarkMask == s.Mark, c.In.Own != 0:
+	case host && c.In.Mark&s.MarkMask == s.Mark, c.In.Own != 0:
 		v = bpf.KaswayKwVerdictKW_OWN
 	case host && !s.Clients.Host, !host && !s.Clients.Pods:
 		v = bpf.KaswayKwVerdictKW_PASS

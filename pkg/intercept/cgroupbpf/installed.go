@@ -23,7 +23,8 @@ type installed struct {
 	inner   *ebpf.MapSpec
 	links   map[string]*hooked
 	refuse  bool
-	fresh   bool // a hook ran nothing of ours until now
+	fresh   bool     // a hook ran nothing of ours until now
+	made    []string // pins of links that were not there before
 }
 
 // newInstalled loads the programs; they are attached nowhere yet.
@@ -147,14 +148,23 @@ func networkOrder(v uint16) uint16 {
 
 // beat writes the time that the programs compare with.
 func (in *installed) beat() error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return fmt.Errorf("heartbeat: reading the clock: %w", err)
+	now, err := monotonic()
+	if err == nil {
+		err = in.objects.KwBeat.Put(uint32(0), now)
 	}
-	if err := in.objects.KwBeat.Put(uint32(0), uint64(now.Nano())); err != nil {
+	if err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
 	}
 	return nil
+}
+
+// monotonic is the clock of the programs, in ns.
+func monotonic() (uint64, error) {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("reading the clock: %w", err)
+	}
+	return uint64(now.Nano()), nil
 }
 
 // silence makes the heartbeat stale at once.

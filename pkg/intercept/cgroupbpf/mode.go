@@ -114,12 +114,13 @@ func (m *Mode) install(s rules.State) (err error) {
 	}
 	if err != nil && m.installed == nil {
 		m.forget()
-		return errors.Join(err, in.close())
+		return errors.Join(err, in.undo(), in.close())
 	}
 	if err != nil {
 		return err
 	}
 	m.installed = in
+	m.cfg.Metrics.name(s)
 	m.interrupt(s)
 	return nil
 }
@@ -209,15 +210,12 @@ func (m *Mode) beat() error {
 // is touched. A second Close does nothing; Apply may follow.
 func (m *Mode) Close() error {
 	m.mu.Lock()
-	stop := m.stop
-	m.stop = nil
-	m.mu.Unlock()
-	if stop == nil {
+	defer m.mu.Unlock()
+	if m.stop == nil {
 		return nil
 	}
-	stop() // outside the lock, which the last beat needs
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.stop() // a last beat does not wait for the lock
+	m.stop = nil
 	in := m.installed
 	m.installed = nil
 	m.forget()

@@ -1,12 +1,11 @@
 package cgroupbpf
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"syscall"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -63,9 +62,11 @@ func namespaceOfConnect(cgroup string) (_ uint64, err error) {
 		return 0, fmt.Errorf("attaching to %s: %w", cgroup, err)
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
-	d := net.Dialer{Timeout: time.Second, Control: intercept.NewOwnSockets(intercept.Mark, intercept.Mark).Control}
-	d.SetMultipathTCP(false)
-	if c, err := d.Dial("tcp", to.String()); err == nil {
+	own := intercept.NewOwnSockets(intercept.Mark, intercept.Mark)
+	defer own.Watch(probe.exempt)()
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	if c, err := own.DialContext(ctx, "tcp", to.String()); err == nil {
 		_ = c.Close() // somebody listens there; the hook has seen it all the same
 	} else if !errors.Is(err, syscall.ECONNREFUSED) {
 		return 0, fmt.Errorf("connecting to learn the network namespace: %w", err)

@@ -44,28 +44,48 @@ type hooked struct {
 	program ebpf.ProgramID
 }
 
-// locked runs f while no other process of ours changes pins below dir.
-func locked(dir string, f func() error) (err error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("opening the directory of pins: %w", err)
+// locked runs f while no other process of ours changes pins below dir, which is
+// made if create says so.
+func locked(dir string, create bool, f func() error) error {
+	for {
+		if create {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return fmt.Errorf("making the directory of pins: %w", err)
+			}
+		}
+		d, err := os.Open(dir)
+		if create && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("opening the directory of pins: %w", err)
+		}
+		if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
+			return errors.Join(fmt.Errorf("locking the directory of pins: %w", err), d.Close())
+		}
+		if still(d, dir) {
+			return errors.Join(f(), d.Close()) // which unlocks
+		}
+		// Who had the lock before has removed it.
+		if err := d.Close(); err != nil {
+			return err
+		}
 	}
-	defer func() { err = errors.Join(err, d.Close()) }() // which unlocks
-	if err := unix.Flock(int(d.Fd()), unix.LOCK_EX); err != nil {
-		return fmt.Errorf("locking the directory of pins: %w", err)
-	}
-	return f()
+}
+
+// still reports that d is what is found at path.
+func still(d *os.File, path string) bool {
+	a, err := d.Stat()
+	b, err2 := os.Stat(path)
+	return err == nil && err2 == nil && os.SameFile(a, b)
 }
 
 // hook makes every hook run the programs of in: links that an earlier agent has
 // pinned are taken over without a moment in which the hook runs nothing.
 func (in *installed) hook() error {
-	if err := os.MkdirAll(filepath.Dir(in.dir), 0o700); err != nil {
-		return fmt.Errorf("making the directory of pins: %w", err)
-	}
-	return locked(filepath.Dir(in.dir), func() error {
+	return locked(filepath.Dir(in.dir), true, func() error {
 		if err := sweep(filepath.Dir(in.dir)); err != nil {
-			return err
+			return fmt.Errorf("removing pins of cgroups that are gone: %w", err)
 		}
 		if err := os.MkdirAll(in.dir, 0o700); err != nil {
 			return fmt.Errorf("making the directory of pins: %w", err)
@@ -74,6 +94,9 @@ func (in *installed) hook() error {
 			if err := in.hookOne(h); err != nil {
 				return fmt.Errorf("attaching %s to %s: %w", h.name, in.root.Path, err)
 			}
+		}
+		if err := in.pinBeat(); err != nil {
+			return fmt.Errorf("pinning the heartbeat: %w", err)
 		}
 		return nil
 	})
@@ -98,6 +121,7 @@ func (in *installed) hookOne(h hook) error {
 			return errors.Join(err, l.Close())
 		}
 		in.fresh = true
+		in.made = append(in.made, path)
 	}
 	if old := in.links[h.name]; old != nil && old.link != l {
 		_ = old.link.Close() // another descriptor of l, or a dead link
@@ -128,13 +152,42 @@ func (in *installed) adopt(name, path string, program *ebpf.Program) (link.Link,
 	return old.link, old.link.Pin(path)
 }
 
+// beatPin is the heartbeat of the programs that the hooks run: by it an agent
+// knows whether the one that has taken over from it lives.
+const beatPin = "beat"
+
+// pinBeat pins the heartbeat of in where that of another agent may be.
+func (in *installed) pinBeat() error {
+	path := filepath.Join(in.dir, beatPin)
+	own, err := in.objects.KwBeat.Clone() // which knows of no pin
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return own.Pin(path)
+}
+
+// undo removes the links that this installation has made, after a failure:
+// nobody would beat for them.
+func (in *installed) undo() error {
+	var errs []error
+	for _, path := range in.made {
+		errs = append(errs, removePin(path))
+	}
+	return errors.Join(errs...)
+}
+
 // unhook ends what in does: connects are refused from now on, or the programs are
 // detached, unless another agent has taken over.
 func (in *installed) unhook() error {
 	if in.refuse {
 		return in.silence() // in another agent's programs it means nothing
 	}
-	return locked(filepath.Dir(in.dir), func() error {
+	all := filepath.Dir(in.dir)
+	err := locked(all, false, func() error {
 		var errs []error
 		for i := range hooks {
 			h := hooks[len(hooks)-1-i]
@@ -144,13 +197,18 @@ func (in *installed) unhook() error {
 			}
 		}
 		// Only if nobody else has pinned anything.
-		for _, dir := range []string{in.dir, filepath.Dir(in.dir)} {
-			if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
-				errs = append(errs, err)
-			}
+		if nobodys(in.dir) {
+			errs = append(errs, removeGroup(in.dir))
+		}
+		if err := os.Remove(all); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+			errs = append(errs, err)
 		}
 		return errors.Join(errs...)
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // somebody has removed it all
+	}
+	return err
 }
 
 // runs is the program of a pinned link; 0 if that cannot be told.
@@ -175,23 +233,30 @@ func sweep(dir string) error {
 	}
 	var errs []error
 	for _, g := range groups {
-		group := filepath.Join(dir, g.Name())
-		if g.IsDir() && dead(filepath.Join(group, "connect4")) {
+		if group := filepath.Join(dir, g.Name()); g.IsDir() && nobodys(group) {
 			errs = append(errs, removeGroup(group))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// dead reports that the link pinned at path is attached to nothing.
-func dead(path string) bool {
-	l, err := link.LoadPinnedLink(path, nil)
-	if err != nil {
-		return false
+// nobodys reports that no link that is pinned in group is attached to anything.
+func nobodys(group string) bool {
+	for _, h := range hooks {
+		l, err := link.LoadPinnedLink(filepath.Join(group, h.name), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return false
+		}
+		info, err := l.Info()
+		_ = l.Close()
+		if err != nil || !detached(info) {
+			return false
+		}
 	}
-	defer l.Close()
-	info, err := l.Info()
-	return err == nil && detached(info)
+	return true
 }
 
 func detached(info *link.Info) bool {

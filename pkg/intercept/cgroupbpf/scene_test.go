@@ -102,15 +102,18 @@ func (p *inProcess) install(t *testing.T, s rules.State) {
 }
 
 // accept takes the next connection of a listener and asks who it is.
-func (p *inProcess) accept(t *testing.T, l net.Listener, side intercept.Side) (a intercept.Attribution, known bool, peer netip.AddrPort) {
+func (p *inProcess) accept(t *testing.T, l net.Listener, side intercept.Side) (a intercept.Attribution, known bool, of intercept.Taken) {
 	t.Helper()
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	peer = c.RemoteAddr().(*net.TCPAddr).AddrPort()
-	peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
-	a, known = p.mode.Attribute(intercept.Taken{Conn: c.(*net.TCPConn), Side: side, Peer: peer})
-	return a, known, peer
+	end := func(a net.Addr) netip.AddrPort {
+		at := a.(*net.TCPAddr).AddrPort()
+		return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	}
+	of = intercept.Taken{Side: side, Peer: end(c.RemoteAddr()), Local: end(c.LocalAddr())}
+	a, known = p.mode.Attribute(of)
+	return a, known, of
 }

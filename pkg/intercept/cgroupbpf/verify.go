@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -17,6 +18,7 @@ import (
 const (
 	suspectPins   = "rm below " + BPFFSPoint + "; a remount of the bpffs"
 	suspectDetach = "`bpftool link detach`; a security agent that removes programs that it does not know"
+	suspectAgent  = "an agent that ended while it took over"
 	suspectCgroup = "a container runtime or systemd that removed the cgroup"
 )
 
@@ -45,7 +47,16 @@ func (m *Mode) Verify(ctx context.Context) (damage []intercept.Damage, err error
 			damage = append(damage, d)
 		}
 	}
-	return damage, errors.Join(errs...)
+	return append(damage, m.installed.verifyBeat()...), errors.Join(errs...)
+}
+
+// verifyBeat looks for the pin by which agents know of each other.
+func (in *installed) verifyBeat() []intercept.Damage {
+	path := filepath.Join(in.dir, beatPin)
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return []intercept.Damage{{What: "pin " + path + " is missing", Suspects: suspectPins}}
+	}
+	return nil
 }
 
 // verify returns the zero Damage if h runs what it should.
@@ -66,19 +77,40 @@ func (in *installed) verify(h hook) (d intercept.Damage, err error) {
 	switch own := in.links[h.name]; {
 	case detached(info):
 		return intercept.Damage{What: "program of " + h.name + " is attached no longer", Suspects: suspectDetach}, nil
-	case own == nil || info.Program == own.program || ours(info.Program):
+	case own == nil || info.Program == own.program:
 		return d, nil
+	case !ours(info.Program):
+		return intercept.Damage{What: "the program of " + h.name + " has been replaced by another one", Suspects: suspectDetach}, nil
+	case info.Program > own.program && in.relieved():
+		return d, nil // the kernel gives ids in order: it is a newer agent's
 	}
-	return intercept.Damage{What: "the program of " + h.name + " has been replaced by another one", Suspects: suspectDetach}, nil
+	return intercept.Damage{What: "the program of " + h.name + " is one of another agent, which is dead or older", Suspects: suspectAgent}, nil
 }
 
-// ours reports that a program is one of Kasway's, of whichever agent.
+// ours reports that a program is one of Kasway's, of whichever agent. Without
+// CAP_SYS_ADMIN nobody is told: then it is, as who may not look into the
+// directory of pins cannot replace anything.
 func ours(id ebpf.ProgramID) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
-		return false
+		return errors.Is(err, fs.ErrPermission)
 	}
 	defer p.Close()
 	info, err := p.Info()
 	return err == nil && strings.HasPrefix(info.Name, programPrefix)
+}
+
+// relieved reports that the agent lives whose programs the hooks run.
+func (in *installed) relieved() bool {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(in.dir, beatPin), nil)
+	if err != nil {
+		return false
+	}
+	defer m.Close()
+	var beat uint64
+	if err := m.Lookup(uint32(0), &beat); err != nil {
+		return false
+	}
+	now, err := monotonic()
+	return err == nil && now < beat+uint64(intercept.HeartbeatTimeout)
 }
