@@ -246,7 +246,7 @@ func TestUpgrade_Listen(t *testing.T) {
 // The agent before diverts again if the new one dies before it was told to stop.
 func TestUpgrade_SuccessorDies(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"nft", "iptables"} {
+	for _, mode := range []string{"nft", "iptables", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, netns.Spec{RoutedPods: 1})
@@ -278,7 +278,7 @@ func TestUpgrade_SuccessorDies(t *testing.T) {
 // other one has stood down, and everybody is served.
 func TestUpgrade_TwoStartAtOnce(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []string{"nft", "iptables"} {
+	for _, mode := range []string{"nft", "iptables", "ebpf"} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t, netns.Spec{RoutedPods: 1})
