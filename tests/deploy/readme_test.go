@@ -53,8 +53,9 @@ type terminal struct {
 func (c terminal) command(line string) (*netns.Cmd, error) {
 	work := filepath.Join(c.dir, "root")
 	mounts := []bind{{From: c.hosts, To: "/etc/hosts"}}
-	// What the commands keep is the host's, not the machine's.
-	for _, at := range []string{"/run", "/var/lib"} {
+	// What the commands keep is the host's, not the machine's. Neither are the
+	// machine's cgroups: mode ebpf would divert everybody there.
+	for _, at := range []string{"/run", "/var/lib", "/sys/fs/cgroup"} {
 		from := filepath.Join(c.dir, at)
 		if err := os.MkdirAll(from, 0o755); err != nil {
 			return nil, err
