@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kasway/kasway/tests/netns"
 	"github.com/kasway/kasway/tests/netns/stack"
 )
 
@@ -53,7 +54,7 @@ func TestChaos(t *testing.T) {
 		for _, whenDown := range whenDowns(mode) {
 			t.Run(mode+"/"+whenDown, func(t *testing.T) {
 				t.Parallel()
-				s := setUp(t, mode, whenDown)
+				s := setUp(t, mode, whenDown, netns.AgentUnit)
 				agent := s.start(t)
 				storm := newStorm(s.clients, s.to)
 				err := storm.proceed(time.Time{}, 50)
@@ -69,7 +70,7 @@ func TestChaos(t *testing.T) {
 					t.Fatalf("%v\nthe agent wrote:\n%s", err, agent.Log())
 				}
 				for _, o := range strokes {
-					t.Logf("from 3 s after %s on: %s", o.blow, summary(during(all, o.struck.Add(within), o.revived)))
+					t.Logf("begun and ended from 3 s after %s on: %s", o.blow, summary(during(all, o.struck.Add(within), o.revived)))
 				}
 				judge(t, all, strokes, storm.workers, s.whenDown)
 				s.attached(t)
@@ -88,20 +89,23 @@ type stroke struct {
 
 // strike strikes, waits until every client has met what is left, and revives.
 // After the last blow of a run that is once there are enough connects.
-func (s *scene) strike(storm *storm, agent *stack.Process, b blow, last bool) (o stroke, err error) {
+func (s *scene) strike(old *storm, agent *stack.Process, b blow, last bool) (o stroke, err error) {
 	o = stroke{blow: b.name, agent: agent, struck: time.Now()}
 	revive, err := b.strike(agent)
 	if err != nil {
 		return o, err
 	}
+	var fresh *storm
 	if b.name == starved {
-		// What a client meets then is not given, only for how long.
+		// The old clients may all wait for what the agent took just before.
+		<-time.After(time.Until(o.struck.Add(within)))
+		fresh = newStorm(s.clients, s.to)
 		<-time.After(time.Until(o.struck.Add(starvation)))
-	} else if err := storm.proceed(o.struck.Add(within), 50); err != nil {
+	} else if err := old.proceed(o.struck.Add(within), 50); err != nil {
 		return o, fmt.Errorf("after %s: %w", b.name, err)
 	}
 	if last {
-		if err := storm.amounts(enough); err != nil {
+		if err := old.amounts(enough); err != nil {
 			return o, err
 		}
 	}
@@ -111,6 +115,9 @@ func (s *scene) strike(storm *storm, agent *stack.Process, b blow, last bool) (o
 			return o, err
 		}
 		o.restored = o.revived.Add(within)
+		if fresh != nil {
+			old.add(fresh.end())
+		}
 	} else {
 		_ = agent.Wait() // reports the signal
 		if o.agent, err = s.Agent(s.flags...); err != nil {
@@ -118,7 +125,7 @@ func (s *scene) strike(storm *storm, agent *stack.Process, b blow, last bool) (o
 		}
 		o.restored = time.Now()
 	}
-	if err := storm.proceed(o.restored, 50); err != nil {
+	if err := old.proceed(o.restored, 50); err != nil {
 		return o, fmt.Errorf("after the recovery from %s: %w", b.name, err)
 	}
 	return o, nil
@@ -134,6 +141,7 @@ func judge(t *testing.T, all []connect, strokes []stroke, workers int, whenDown 
 	calm := time.Time{} // since when the agent is well
 	for _, o := range strokes {
 		var cut []connect
+		waited := 0
 		for _, c := range all {
 			switch {
 			case c.begun.Before(calm) || !c.begun.Before(o.restored):
@@ -142,10 +150,16 @@ func judge(t *testing.T, all []connect, strokes []stroke, workers int, whenDown 
 				show.fail("before "+o.blow, c)
 			case c.begun.After(o.struck.Add(within)) && c.ended.Before(o.revived) && !o.permits(c.what, whenDown):
 				show.fail("3 s after "+o.blow, c)
+			case o.waited(c):
+				waited++
 			}
 			if c.what == broken {
 				cut = append(cut, c)
 			}
+		}
+		if waited > 0 {
+			t.Errorf("%s: %d clients that came more than 3 s later were neither carried nor %s, but taken and kept waiting until the agent was revived",
+				o.blow, waited, down(whenDown))
 		}
 		if len(cut) > workers {
 			t.Errorf("%s: %d connections were cut, more than the %d workers have in flight", o.blow, len(cut), workers)
@@ -171,6 +185,16 @@ func during(all []connect, from, to time.Time) (some []connect) {
 		}
 	}
 	return some
+}
+
+// tooSoon is how long before the revival a client must have come to have had the
+// time to be carried.
+const tooSoon = time.Second
+
+// waited: the client came when the guard had to be in force already, was taken
+// all the same, and heard nothing until the agent was revived.
+func (o stroke) waited(c connect) bool {
+	return c.begun.After(o.struck.Add(within)) && c.begun.Before(o.revived.Add(-tooSoon)) && c.ended.After(o.revived)
 }
 
 // permits says whether a connect may meet what, more than 3 s after the blow.

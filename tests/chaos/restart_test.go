@@ -26,8 +26,7 @@ func TestCase_B53_AgentRestartLoop(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			s := setUp(t, mode, "refuse")
-			s.AgentCgroup = nested
+			s := setUp(t, mode, "refuse", nested)
 			agent := s.start(t)
 			links := s.attached(t)
 			storm := newStorm(s.clients, s.to)

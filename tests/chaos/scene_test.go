@@ -32,8 +32,9 @@ type scene struct {
 	before         netns.Snapshot
 }
 
-// setUp starts everything but the agent.
-func setUp(t *testing.T, mode, whenDown string) *scene {
+// setUp starts everything but the agent, which is to run in this cgroup of the
+// node.
+func setUp(t *testing.T, mode, whenDown, cgroup string) *scene {
 	t.Helper()
 	topo := netns.New(t, spec(mode))
 	kas4, kas6 := netip.AddrPortFrom(netns.KAS4, kasPort), netip.AddrPortFrom(netns.KAS6, kasPort)
@@ -62,6 +63,10 @@ func setUp(t *testing.T, mode, whenDown string) *scene {
 		s.flags = append(s.flags, "--clients", "host,pods", "--target", fmt.Sprintf("kas=%s,%s", kas4, kas6))
 	}
 	if _, err := s.Server(kas4.String()); err != nil {
+		t.Fatal(err)
+	}
+	s.AgentCgroup = cgroup
+	if _, err := s.Run("version"); err != nil { // the first to run there makes it
 		t.Fatal(err)
 	}
 	if s.around, err = s.Around(s.Path("state")); err != nil {

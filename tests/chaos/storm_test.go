@@ -135,6 +135,13 @@ func (s *storm) amounts(n int) error {
 	})
 }
 
+// add adds the connects of another storm.
+func (s *storm) add(more []connect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, more...)
+}
+
 func (s *storm) end() []connect {
 	s.cancel()
 	s.wg.Wait()

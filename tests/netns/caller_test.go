@@ -210,7 +210,7 @@ func BenchmarkDial(b *testing.B) {
 // A starved process does next to nothing, and goes on afterwards.
 func TestStarve(t *testing.T) {
 	topo := New(t, Spec{})
-	cmd := topo.Node.Command("sh", "-c", "while :; do :; done")
+	cmd := topo.Node.Command("sh", "-c", "while :; do :; done & while :; do :; done")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Snapshot is everything that a process can leave behind in a namespace and
@@ -24,8 +26,8 @@ type Around struct {
 	// which is a lab's own where BPF would show that of every lab.
 	Cgroups []string
 	// Trees are directories (bpffs pins, cgroups, state, sockets) of which
-	// every entry is listed: files with their mode and size, except where a
-	// size means nothing, as in cgroups.
+	// every entry is listed: files with their mode and size. Of cgroups only
+	// the directories are: their files come with them.
 	Trees []string
 }
 
@@ -217,9 +219,14 @@ func (h *Host) sysctls() (lines []string, err error) {
 
 // tree lists every entry below dir; a missing dir is an empty one.
 func tree(dir string) (lines []string, err error) {
+	var at unix.Statfs_t
+	groups := unix.Statfs(dir, &at) == nil && at.Type == unix.CGROUP2_SUPER_MAGIC
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return ignoreMissing(err)
+		}
+		if groups && !d.IsDir() {
+			return nil
 		}
 		info, err := d.Info()
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Starve leaves the process next to no CPU time until release is called: a
@@ -50,16 +51,29 @@ func (c *Cmd) starveV1(dir string) (release func() error, err error) {
 		return nil, err
 	}
 	root, _ := cpuV1()
-	release = func() error {
-		back := os.WriteFile(filepath.Join(root, group, "cgroup.procs"), []byte(pid), 0)
-		return errors.Join(back, os.Remove(dir))
-	}
+	release = func() error { return emptyCPUGroup(dir, filepath.Join(root, group)) }
 	for _, w := range [][2]string{{"cpu.cfs_period_us", "1000000"}, {"cpu.cfs_quota_us", "1000"}, {"cgroup.procs", pid}} {
 		if err := os.WriteFile(filepath.Join(dir, w[0]), []byte(w[1]), 0); err != nil {
 			return nil, errors.Join(fmt.Errorf("netns: starving %s: %w", c, err), release())
 		}
 	}
 	return release, nil
+}
+
+// emptyCPUGroup moves everything in dir, children that were made there too, to
+// the group to, and removes dir.
+func emptyCPUGroup(dir, to string) error {
+	return Poll(5*time.Second, func() error {
+		pids, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			return err
+		}
+		for _, pid := range strings.Fields(string(pids)) {
+			// One that has ended meanwhile cannot be moved, and need not be.
+			_ = os.WriteFile(filepath.Join(to, "cgroup.procs"), []byte(pid), 0)
+		}
+		return os.Remove(dir)
+	})
 }
 
 // ownCPUGroup is the process's group in the hierarchy of the cpu controller.

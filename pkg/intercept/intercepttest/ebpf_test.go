@@ -19,7 +19,7 @@ var ebpfFactory = Factory{
 }
 
 func TestEBPF_Matrix(t *testing.T)              { Run(t, ebpfFactory) }
-func TestEBPF_BridgePods(t *testing.T)          { RunBridge(t, ebpfFactory) }
+func TestCase_B37_BridgePodsEBPF(t *testing.T)  { RunBridge(t, ebpfFactory) }
 func TestEBPF_Death(t *testing.T)               { RunDeath(t, ebpfFactory) }
 func TestEBPF_States(t *testing.T)              { RunStates(t, ebpfFactory) }
 func TestEBPF_Existing(t *testing.T)            { RunExisting(t, ebpfFactory) }

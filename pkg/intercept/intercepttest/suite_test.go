@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 	for _, fault := range faults {
 		all = append(all, referenceFactory(fault))
 	}
+	for name := range pickyReports {
+		all = append(all, pickyFactory(name))
+	}
 	Main(m, all...)
 }
 
