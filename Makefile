@@ -48,7 +48,7 @@ kube-build: go ## the Kubernetes of test-kube, kept in ~/.cache (seven minutes w
 test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 	@hack/deps.sh kube
 	@$(MAKE) --no-print-directory build
-	@$(TESTSUM) -tags kube -count=1 -timeout 40m ./tests/kube ./tests/deploy/kustomize
+	@$(TESTSUM) -tags kube -count=1 -timeout 60m ./tests/kube ./tests/deploy/kustomize
 
 chaos: deps ## the agent killed, frozen, starved and restarted under load, in every mode (three minutes)
 	@$(TESTSUM) -tags chaos -count=1 -timeout 20m -parallel 4 ./tests/chaos
