@@ -165,7 +165,7 @@ func TestTwoGenerations(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d := l.damage(second); d != "" {
-				l.apply(second, "g2", rules.Refuse) // as the agent does
+				t.Errorf("the first has closed, and the second tells of %s", d)
 			}
 			still("after the first has stopped diverting")
 			l.all("with the second agent", "kas")
@@ -330,16 +330,23 @@ func TestOriginalAndTarget(t *testing.T) {
 	gates := intercept.NewGates(10, nil)
 	gates.Set("kas", intercept.Open)
 	gates.Set("other", intercept.Open)
+	taken := make(chan intercept.Taken, 1)
+	var sockets *intercept.Sockets
+	if err := l.Node.Do(func() (err error) { sockets, err = intercept.NewSockets(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	who := intercept.NewWho(intercept.WhoConfig{Sockets: sockets})
+	defer who.Close()
 	forward := intercept.NewForwarder(intercept.ForwardConfig{
-		Gates: gates, Log: log,
+		Gates: gates, Who: who, Log: log,
 		Dial: func(_ context.Context, d dial.Target) (dial.Conn, error) {
 			described <- d
 			<-seen
 			return nil, dial.ErrDenied
 		},
 	})
-	taken := make(chan intercept.Taken, 1)
 	server := intercept.NewServer(intercept.ServerConfig{MaxConnections: 100, Log: log,
+		Admit:  func(c *intercept.Taken) error { c.FromHost = c.Side == intercept.HostSide; return nil },
 		Handle: func(ctx context.Context, c intercept.Taken) { taken <- c; forward.Handle(ctx, c) }})
 	listeners := intercept.NewListeners(intercept.ListenersConfig{Transparent: true, Server: server,
 		Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback(), node4, node6}})
@@ -383,6 +390,9 @@ func TestOriginalAndTarget(t *testing.T) {
 					t.Errorf("%s at %s: described as %s, meant %s", c.Label, to, target.Name, target.Original)
 				}
 				seen <- struct{}{}
+				if target.UIDKnown != got.FromHost || target.UID != 0 {
+					t.Errorf("%s at %s: user %d, known: %t", c.Label, to, target.UID, target.UIDKnown)
+				}
 				flow.End()
 			}
 		}

@@ -105,7 +105,7 @@ func (n node) obstacles(c rules.Clients) (found []obstacle, err error) {
 	}
 	if services > 0 && (c.Pods || c.Host) {
 		found = append(found, obstacle{
-			what:     fmt.Sprintf("IPVS has %d virtual services (/proc/net/ip_vs): it takes what is addressed to a service before a listener gets it", services),
+			what:     fmt.Sprintf("IPVS has virtual services (%d, by /proc/net/ip_vs): it takes what is addressed to a service before a listener gets it", services),
 			remedy:   "let kube-proxy run with --proxy-mode nftables or iptables, or use mode ebpf or nft, which come before IPVS",
 			suspects: "kube-proxy, started since with --proxy-mode ipvs; keepalived",
 		})

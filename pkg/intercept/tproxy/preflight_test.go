@@ -61,7 +61,7 @@ func TestObstacles(t *testing.T) {
 		"bridge-nf, empty":       {clients: everybody, files: map[string]string{nf4: "1\n"}, links: []netlink.Link{bridge("docker0", 3)}},
 		"bridge-nf, only host":   {clients: onlyHost, files: map[string]string{nf4: "1\n"}, links: []netlink.Link{bridge("cni0", 3), port(3)}},
 		"bridge without filters": {clients: everybody, files: map[string]string{nf4: "0\n", nf6: "0\n"}, links: []netlink.Link{bridge("cni0", 3), port(3)}},
-		"ipvs":                   {onlyHost, map[string]string{ipvs: ipvsHeader + "TCP  0A600001:01BB rr  \n  -> AC1E000A:192B      Masq    1      0          0         \n"}, nil, "IPVS has 1 virtual services", "--proxy-mode"},
+		"ipvs":                   {onlyHost, map[string]string{ipvs: ipvsHeader + "TCP  0A600001:01BB rr  \n  -> AC1E000A:192B      Masq    1      0          0         \n"}, nil, "IPVS has virtual services (1, by /proc/net/ip_vs)", "--proxy-mode"},
 		"ipvs loaded":            {clients: everybody, files: map[string]string{ipvs: ipvsHeader}},
 		"reverse paths":          {clients: everybody, files: map[string]string{"proc/sys/net/ipv4/conf/all/rp_filter": "1\n", "proc/sys/net/ipv4/conf/all/src_valid_mark": "1\n"}},
 	} {
