@@ -1,11 +1,14 @@
 package cgroupbpf
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/kasway/kasway/tests/netns"
@@ -24,6 +27,14 @@ func TestLoadsWithTwoCapabilities(t *testing.T) {
 		in, err := newInstalled(Root{}, "", 1)
 		if err != nil {
 			t.Fatal(err)
+		}
+		info, err := in.objects.KwConnect4.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, _ := info.ID()
+		if _, err := ebpf.NewProgramFromID(id); !errors.Is(err, fs.ErrPermission) || !ours(id) {
+			t.Errorf("program %d of this very process: %v, ours %t; want that nobody may look, and ours", id, err, ours(id))
 		}
 		if err := in.close(); err != nil {
 			t.Fatal(err)

@@ -48,8 +48,13 @@ func TestTry(t *testing.T) {
 // passing is a program that lets every connect pass.
 func passing(t *testing.T) *ebpf.Program {
 	t.Helper()
+	return passingAt(t, ebpf.AttachCGroupInet4Connect)
+}
+
+func passingAt(t *testing.T, at ebpf.AttachType) *ebpf.Program {
+	t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.CGroupSockAddr, AttachType: ebpf.AttachCGroupInet4Connect, License: "GPL",
+		Type: ebpf.CGroupSockAddr, AttachType: at, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()},
 	})
 	if err != nil {

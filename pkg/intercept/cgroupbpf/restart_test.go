@@ -3,6 +3,7 @@ package cgroupbpf_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -47,6 +48,7 @@ func TestCase_B53_RestartsLeaveOneProgram(t *testing.T) {
 	t.Parallel()
 	s := newScene(t, modern, rules.Refuse)
 	links := s.attached(t, "at first")
+	programs, maps := s.objects(t)
 	hammer := s.hammer()
 	for i := range 20 {
 		old := s.holder
@@ -79,6 +81,47 @@ func TestCase_B53_RestartsLeaveOneProgram(t *testing.T) {
 		hammer.succeeds(t)
 	}
 	hammer.stop(t)
+	// What the first agent loaded is nobody's any more.
+	if err := netns.Poll(10*time.Second, func() error {
+		for _, id := range programs {
+			if p, err := ebpf.NewProgramFromID(id); err == nil {
+				return errors.Join(fmt.Errorf("program %d is still there", id), p.Close())
+			}
+		}
+		for _, id := range maps {
+			if m, err := ebpf.NewMapFromID(id); err == nil {
+				return errors.Join(fmt.Errorf("map %d is still there", id), m.Close())
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// objects are the ids of what the hooks run, and of the maps that this uses.
+func (s *scene) objects(t *testing.T) (programs []ebpf.ProgramID, maps []ebpf.MapID) {
+	t.Helper()
+	all, err := netns.AttachedTo(s.NodeCgroup())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all {
+		p, err := ebpf.NewProgramFromID(ebpf.ProgramID(a.Program))
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := p.Info()
+		if err = errors.Join(err, p.Close()); err != nil {
+			t.Fatal(err)
+		}
+		of, ok := info.MapIDs()
+		if !ok || len(of) == 0 {
+			t.Fatalf("the program of %s has no maps", a.Hook)
+		}
+		programs, maps = append(programs, ebpf.ProgramID(a.Program)), append(maps, of...)
+	}
+	return programs, maps
 }
 
 // next starts an agent and lets it take over.
