@@ -50,7 +50,7 @@ test-kube: root ## a real Kubernetes whose node reaches its KAS through Kasway
 	@$(MAKE) --no-print-directory build
 	@$(TESTSUM) -tags kube -count=1 -timeout 60m ./tests/kube ./tests/deploy/kustomize
 
-chaos: deps ## the agent killed, frozen, starved and restarted under load, in every mode (three minutes)
+chaos: deps ## the agent killed, frozen and restarted under load, in every mode (three minutes)
 	@$(TESTSUM) -tags chaos -count=1 -timeout 20m -parallel 4 ./tests/chaos
 
 bench-intercept: deps ## what each mode costs a connect, beside none (ROUNDS=15; minutes)
