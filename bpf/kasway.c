@@ -139,7 +139,9 @@ static __always_inline enum kw_verdict kw_judge(struct bpf_sock_addr *ctx, struc
 	if (v == KW_OWN && c->learn)
 		bpf_map_update_elem(&kw_learnt, &zero, &in.netns, BPF_ANY);
 	kw_count(t, host, v);
-	if (!host)
+	// A refusal that has to be sent somewhere stays within the pod: on the way to
+	// the node a policy might swallow it. Bound to a device, it cannot.
+	if (!host && (v == KW_DIVERTED || in.bound_dev))
 		kw_node(c, v6, to);
 	*port = kw_port(t, host, v6);
 	if (v == KW_DIVERTED)

@@ -172,7 +172,7 @@ func (o *OwnSockets) Has(peer netip.AddrPort) bool {
 
 // Watch calls f with the cookie (SO_COOKIE) of every socket that is open, and of
 // each one to come before it connects, until stop is called. There is one watcher
-// at a time: a second one takes the place of the first. f must not block.
+// at a time: a second one takes the place of the first. f must not block, nor use o.
 func (o *OwnSockets) Watch(f func(cookie uint64)) (stop func()) {
 	o.mu.Lock()
 	o.watch = f
@@ -197,15 +197,15 @@ func (o *OwnSockets) Watch(f func(cookie uint64)) (stop func()) {
 
 // announce tells the watcher of a socket; one that is closed has no cookie.
 func (o *OwnSockets) announce(c syscall.RawConn) {
-	o.mu.Lock()
-	watch := o.watch
-	o.mu.Unlock()
-	if watch == nil {
-		return
-	}
 	_ = c.Control(func(fd uintptr) {
-		if cookie, err := unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE); err == nil {
-			watch(cookie)
+		cookie, err := unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE)
+		if err != nil {
+			return
+		}
+		o.mu.Lock()
+		defer o.mu.Unlock() // once stop has returned, the watcher is not called
+		if o.watch != nil {
+			o.watch(cookie)
 		}
 	})
 }

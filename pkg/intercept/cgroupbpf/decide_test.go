@@ -117,7 +117,11 @@ func expected(s rules.State, dst netip.AddrPort, c bpftest.DecideKwCase) (v bpf.
 	ports := map[[2]bool]uint16{
 		{true, false}: d.Ports.Host4, {true, true}: d.Ports.Host6, {false, false}: d.Ports.Pod4, {false, true}: d.Ports.Pod6,
 	}
-	port = ports[[2]bool{host, dst.Addr().Unmap().Is6()}]
+	v6 := dst.Addr().Unmap().Is6()
+	port = ports[[2]bool{host, v6}]
+	if at := map[bool]netip.Addr{false: s.Node4, true: s.Node6}[v6]; !host && !at.IsValid() {
+		port = 0 // there is nowhere to divert to
+	}
 	switch {
 	case host && c.In.Mark&s.MarkMask == s.Mark, c.In.Own != 0:
 		v = bpf.KaswayKwVerdictKW_OWN
@@ -154,6 +158,8 @@ func randomState(r *rand.Rand) rules.State {
 	s := rules.State{
 		Clients: rules.Clients{Host: r.IntN(4) > 0, Pods: r.IntN(4) > 0}, Mark: 0x40, MarkMask: 0x40,
 		WhenDown: []rules.WhenDown{rules.Refuse, rules.Direct}[r.IntN(2)],
+		Node4:    []netip.Addr{{}, testNode4, testNode4}[r.IntN(3)],
+		Node6:    []netip.Addr{{}, netip.IPv6Loopback(), netip.IPv6Loopback()}[r.IntN(3)],
 	}
 	for i := range 1 + r.IntN(4) {
 		d := rules.Divert{Name: string(rune('a' + i)), Refused: r.IntN(5) == 0}

@@ -77,13 +77,18 @@ func (in *installed) set(s rules.State) error {
 	if len(s.Diverts) == 0 {
 		return errors.New("the state has no target")
 	}
+	entries := rules.RenderBPF(s)
+	if n := len(entries); n > int(in.inner.MaxEntries) {
+		return fmt.Errorf("the targets have %d addresses with their ports, and mode ebpf holds %d: "+
+			"write prefixes instead of single addresses, or choose another mode", n, in.inner.MaxEntries)
+	}
 	trie, err := ebpf.NewMap(in.inner)
 	if err != nil {
 		return fmt.Errorf("making the map of targets: %w", err)
 	}
 	defer trie.Close() // the kernel keeps it as long as the programs can reach it
-	for _, e := range rules.RenderBPF(s) {
-		if err := trie.Put(key(e), target(&s.Diverts[e.Divert], e.Divert)); err != nil {
+	for _, e := range entries {
+		if err := trie.Put(key(e), target(s, e.Divert)); err != nil {
 			return fmt.Errorf("diverting %s port %d: %w", e.Prefix, e.Port, err)
 		}
 	}
@@ -131,10 +136,17 @@ func key(e rules.BPFEntry) bpf.KaswayKwKey {
 	return bpf.KaswayKwKey{Bits: uint32(beforeAddress + bits), Port: networkOrder(e.Port), V6: v6, Addr: e.Prefix.Addr().As16()}
 }
 
-func target(d *rules.Divert, index int) bpf.KaswayKwTarget {
-	p := d.Ports
+func target(s rules.State, index int) bpf.KaswayKwTarget {
+	p := s.Diverts[index].Ports
+	// Without an address of the node there is nowhere to divert pods to.
+	if !s.Node4.IsValid() {
+		p.Pod4 = 0
+	}
+	if !s.Node6.IsValid() {
+		p.Pod6 = 0
+	}
 	return bpf.KaswayKwTarget{
-		Index: uint32(index), Refused: flag(d.Refused),
+		Index: uint32(index), Refused: flag(s.Diverts[index].Refused),
 		Port: [4]uint16{networkOrder(p.Host4), networkOrder(p.Host6), networkOrder(p.Pod4), networkOrder(p.Pod6)},
 	}
 }

@@ -59,6 +59,9 @@ type Mode struct {
 	stop      func() // ends the heartbeat; nil: not diverting
 	unwatch   func()
 
+	pulse  sync.Mutex // never held for long, as mu is: Apply may wait for other processes
+	beater *installed // whose heartbeat is renewed; nil: nobody's
+
 	whose sync.RWMutex
 	flows *flows // of the last installation; they outlive Close, as connections do
 }
@@ -104,22 +107,18 @@ func (m *Mode) install(s rules.State) (err error) {
 		}
 		in = nil
 	}
-	if in == nil {
-		if in, err = m.load(); err != nil {
+	if in != nil {
+		// What fails must do so before anything has changed.
+		if err := in.hook(); err != nil {
 			return err
 		}
-	}
-	if err = errors.Join(in.set(s), in.beat()); err == nil {
-		err = in.hook()
-	}
-	if err != nil && m.installed == nil {
-		m.forget()
-		return errors.Join(err, in.undo(), in.close())
+		err = in.set(s)
+	} else if in, err = m.first(s); err == nil {
+		m.installed = in
 	}
 	if err != nil {
 		return err
 	}
-	m.installed = in
 	m.cfg.Metrics.name(s)
 	m.interrupt(s)
 	return nil
@@ -139,6 +138,23 @@ func (m *Mode) interrupt(s rules.State) {
 	case n > 0:
 		m.cfg.Log.WithField("connects", n).Info("ebpf: interrupted connects from before the agent came, for their clients to dial again")
 	}
+}
+
+// first makes an installation that diverts by s, or leaves none.
+func (m *Mode) first(s rules.State) (*installed, error) {
+	in, err := m.load()
+	if err != nil {
+		return nil, err
+	}
+	if err = in.set(s); err == nil {
+		err = in.hook()
+	}
+	m.beats(in)
+	if err != nil {
+		m.forget()
+		return nil, errors.Join(err, in.undo(), in.close())
+	}
+	return in, nil
 }
 
 // load makes an installation that is attached nowhere yet.
@@ -186,6 +202,7 @@ func (m *Mode) know(f *flows) {
 
 // forget ends what load has begun.
 func (m *Mode) forget() {
+	m.beats(nil)
 	m.cfg.Metrics.read(nil)
 	if m.unwatch != nil {
 		m.unwatch()
@@ -193,16 +210,21 @@ func (m *Mode) forget() {
 	}
 }
 
+// beats says whose heartbeat is renewed from now on.
+func (m *Mode) beats(in *installed) {
+	m.pulse.Lock()
+	defer m.pulse.Unlock()
+	m.beater = in
+}
+
 // beat renews the heartbeat of what is installed.
 func (m *Mode) beat() error {
-	if !m.mu.TryLock() {
-		return nil // an Apply is at work, which beats as well
-	}
-	defer m.mu.Unlock()
-	if m.installed == nil {
+	m.pulse.Lock()
+	defer m.pulse.Unlock()
+	if m.beater == nil {
 		return nil
 	}
-	return m.installed.beat()
+	return m.beater.beat()
 }
 
 // Close implements intercept.Mode. Where WhenDown is Refuse, connects are refused
@@ -219,6 +241,9 @@ func (m *Mode) Close() error {
 	in := m.installed
 	m.installed = nil
 	m.forget()
+	if in == nil {
+		return nil // its cgroup has gone, and no other was found
+	}
 	if err := errors.Join(in.unhook(), in.close()); err != nil {
 		return fmt.Errorf("ebpf: closing: %w", err)
 	}

@@ -90,13 +90,14 @@ func (in *installed) hook() error {
 		if err := os.MkdirAll(in.dir, 0o700); err != nil {
 			return fmt.Errorf("making the directory of pins: %w", err)
 		}
+		// First: an agent whose programs are being replaced sees by whom.
+		if err := errors.Join(in.beat(), in.pinBeat()); err != nil {
+			return fmt.Errorf("pinning the heartbeat: %w", err)
+		}
 		for _, h := range hooks {
 			if err := in.hookOne(h); err != nil {
 				return fmt.Errorf("attaching %s to %s: %w", h.name, in.root.Path, err)
 			}
-		}
-		if err := in.pinBeat(); err != nil {
-			return fmt.Errorf("pinning the heartbeat: %w", err)
 		}
 		return nil
 	})
@@ -171,13 +172,29 @@ func (in *installed) pinBeat() error {
 }
 
 // undo removes the links that this installation has made, after a failure:
-// nobody would beat for them.
+// nobody would beat for them. What it has taken over is taken back by the agent
+// that it is from, which sees that nobody beats.
 func (in *installed) undo() error {
-	var errs []error
-	for _, path := range in.made {
-		errs = append(errs, removePin(path))
+	all := filepath.Dir(in.dir)
+	err := locked(all, false, func() error {
+		var errs []error
+		for _, path := range in.made {
+			errs = append(errs, removePin(path))
+		}
+		if in.alone() {
+			errs = append(errs, os.Remove(filepath.Join(in.dir, beatPin)))
+		}
+		for _, dir := range []string{in.dir, all} {
+			if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing had been pinned yet
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // unhook ends what in does: connects are refused from now on, or the programs are

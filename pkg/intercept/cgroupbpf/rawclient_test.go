@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -20,15 +21,18 @@ const rawEnv = "KASWAY_TEST_RAW"
 // socketSpec is a socket and its connect, by system calls: what package net does
 // not let one choose.
 type socketSpec struct {
-	To      netip.AddrPort
-	V6      bool // the socket is AF_INET6, v4-mapped if To is IPv4
-	UDP     bool
-	Proto   int
-	Source  netip.Addr
-	Device  string
-	Mark    int
-	TFO     bool
-	Block   bool // block while connecting
+	To     netip.AddrPort
+	V6     bool // the socket is AF_INET6, v4-mapped if To is IPv4
+	UDP    bool
+	Proto  int
+	Source netip.Addr
+	Device string
+	Mark   int
+	TFO    bool
+	Block  bool // block while connecting
+	// Again is where the same socket connects when the first connect is over,
+	// whether it failed or not.
+	Again   netip.AddrPort
 	Request string
 	// Port to bind to, with Source.
 	Port uint16
@@ -40,6 +44,7 @@ type socketSpec struct {
 // socketResult is what became of it.
 type socketResult struct {
 	Errno int
+	Took  time.Duration  // of the connect
 	Peer  netip.AddrPort // getpeername
 	Reply string
 }
@@ -96,7 +101,16 @@ func (s socketSpec) run(r *socketResult) error {
 	if err := s.prepare(fd); err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, s.address(s.To)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	began := time.Now()
+	err = unix.Connect(fd, s.address(s.To))
+	if err == nil && !s.UDP && !s.TFO || errors.Is(err, unix.EINPROGRESS) {
+		err = connected(fd)
+	}
+	r.Took = time.Since(began)
+	if s.Again.IsValid() {
+		err = errors.Join(disconnect(fd), unix.Connect(fd, s.address(s.Again)))
+	}
+	if err != nil {
 		return err
 	}
 	if s.UDP {
@@ -154,6 +168,15 @@ func (s socketSpec) send(fd int, now bool) error {
 		return nil
 	}
 	return err
+}
+
+// disconnect lets a socket connect once more.
+func disconnect(fd int) error {
+	unspec := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&unspec)), unsafe.Sizeof(unspec)); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func connected(fd int) error {

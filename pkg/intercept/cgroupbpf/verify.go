@@ -33,6 +33,9 @@ func (m *Mode) Verify(ctx context.Context) (damage []intercept.Damage, err error
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.stop != nil && m.installed == nil {
+		return []intercept.Damage{{What: "nothing is attached: the cgroup " + m.cfg.Cgroup + " has gone, and was not found again", Suspects: suspectCgroup}}, nil
+	}
 	if m.installed == nil {
 		return nil, nil
 	}
@@ -79,17 +82,17 @@ func (in *installed) verify(h hook) (d intercept.Damage, err error) {
 		return intercept.Damage{What: "program of " + h.name + " is attached no longer", Suspects: suspectDetach}, nil
 	case own == nil || info.Program == own.program:
 		return d, nil
-	case !ours(info.Program):
+	case info.Program < own.program && ours(info.Program): // the kernel gives ids in order
+	case !ours(info.Program), in.alone():
 		return intercept.Damage{What: "the program of " + h.name + " has been replaced by another one", Suspects: suspectDetach}, nil
-	case info.Program > own.program && in.relieved():
-		return d, nil // the kernel gives ids in order: it is a newer agent's
+	case in.relieved():
+		return d, nil
 	}
 	return intercept.Damage{What: "the program of " + h.name + " is one of another agent, which is dead or older", Suspects: suspectAgent}, nil
 }
 
 // ours reports that a program is one of Kasway's, of whichever agent. Without
-// CAP_SYS_ADMIN nobody is told: then it is, as who may not look into the
-// directory of pins cannot replace anything.
+// CAP_SYS_ADMIN nobody is told: then it may be.
 func ours(id ebpf.ProgramID) bool {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -98,6 +101,23 @@ func ours(id ebpf.ProgramID) bool {
 	defer p.Close()
 	info, err := p.Info()
 	return err == nil && strings.HasPrefix(info.Name, programPrefix)
+}
+
+// alone reports that no other agent has pinned its heartbeat since this one did.
+func (in *installed) alone() bool {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(in.dir, beatPin), nil)
+	if err != nil {
+		return false
+	}
+	defer m.Close()
+	a, err := m.Info()
+	b, err2 := in.objects.KwBeat.Info()
+	if err != nil || err2 != nil {
+		return false
+	}
+	pinned, ok := a.ID()
+	own, ok2 := b.ID()
+	return ok && ok2 && pinned == own
 }
 
 // relieved reports that the agent lives whose programs the hooks run.
