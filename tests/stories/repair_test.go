@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf/link"
 
 	"github.com/kasway/kasway/tests/netns"
 )
@@ -55,8 +58,16 @@ func (s *scene) meddle(t *testing.T, mode string, m meddling) time.Duration {
 	if out, err := s.Node.Run("sh", "-c", m.script); err != nil {
 		t.Fatalf("%s: %v: %s", m.name, err, out)
 	}
-	rises(t, s.agent, sample, was, 1)
+	err := netns.Poll(3*patience, func() error {
+		if n := metric(t, s.agent, sample); n == was {
+			return fmt.Errorf("%s: %v repairs, as before", m.name, n)
+		}
+		return nil
+	})
 	took := time.Since(begun)
+	if err != nil {
+		t.Error(err)
+	}
 	taken := metric(t, s.agent, takenOfKAS)
 	n := 0
 	for _, h := range s.clients() {
@@ -146,6 +157,50 @@ func (s *scene) guard(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// Pins that are removed are made again in mode ebpf, and hooks that somebody has
+// taken off are attached again.
+func TestCase_B38_RepairEBPF(t *testing.T) {
+	t.Parallel()
+	s := newScene(t, netns.Spec{RoutedPods: 1, BridgePods: 1})
+	if s.NodeCgroup() == "" {
+		t.Skip("no cgroup 2 to attach to")
+	}
+	s.start(t, diverting("ebpf"))
+	pins, err := s.BPFFS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.untouched(t, "ebpf")
+	for _, m := range []meddling{
+		{"removed pin", "rm " + pins + "/kasway/*/connect4", "connect4 is missing", "remount of the bpffs"},
+		{"removed pins", "rm -r " + pins + "/kasway/*", "connect6 is missing", "remount of the bpffs"},
+		{"deleted addresses", "ip addr del 169.254.77.1/32 dev lo", "node address 169.254.77.1 is gone", "systemd-networkd"},
+	} {
+		s.repaired(t, "ebpf", m)
+	}
+	s.detach(t, pins, "connect4")
+	logged(t, s.agent, 0, "program of connect4 is attached no longer", "bpftool link detach")
+	for _, h := range s.clients() {
+		s.servedAgain(t, h, svc4)
+	}
+}
+
+// detach takes a hook off, as `bpftool link detach` does.
+func (s *scene) detach(t *testing.T, pins, hook string) {
+	t.Helper()
+	found, err := filepath.Glob(pins + "/kasway/*/" + hook)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("pins of %s: %v, %v", hook, found, err)
+	}
+	l, err := link.LoadPinnedLink(found[0], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(l.Detach(), l.Close()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A stranger's rule that takes connections before ours damages nothing, and the
