@@ -2,7 +2,6 @@ package nft
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -57,28 +56,6 @@ func (s *socket) tables() ([]table, error) {
 		all = append(all, t)
 	}
 	return all, nil
-}
-
-// exists reports whether there is an inet table of this name.
-func (s *socket) exists(name string) (bool, error) {
-	var b batch
-	attrs := b.encode([]netlink.Attribute{text(unix.NFTA_TABLE_NAME, name)})
-	if b.err != nil {
-		return false, b.err
-	}
-	_, replies, err := s.exchange([]netlink.Message{message(unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, 0, attrs)})
-	if err != nil {
-		return false, err
-	}
-	for _, r := range replies {
-		switch err := answer(r); {
-		case errors.Is(err, unix.ENOENT):
-			return false, nil
-		case err != nil:
-			return false, fmt.Errorf("nftables: looking for table %s: %w", name, err)
-		}
-	}
-	return len(replies) > 0, nil
 }
 
 // answer is the error that a reply stands for, if it is one.
