@@ -66,7 +66,7 @@ func (s *scene) meddle(t *testing.T, mode string, m meddling) time.Duration {
 	})
 	took := time.Since(begun)
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
 	taken := metric(t, s.agent, takenOfKAS)
 	n := 0
