@@ -57,6 +57,6 @@ needs neither a configuration nor the tunnel, and may be run any number of times
 	defaults := config.AgentDefaults()
 	c.Flags().StringVar(&stateDir, "state-dir", defaults.Intercept.StateDir, "the `directory` that the agent was given")
 	c.Flags().StringVar(&socket, "admin-socket", defaults.Observe.AdminSocket, "the `path` of the agent's admin socket")
-	c.Flags().BoolVar(&force, "force", false, "even though an agent is running")
+	c.Flags().BoolVar(&force, "force", false, "even though an agent is running, which puts back what it needs")
 	return c
 }

@@ -33,7 +33,7 @@ func Cleanup(ctx context.Context) error {
 		switch err := sock.commit(&b); {
 		case errors.Is(err, unix.ENOENT): // gone by itself
 		case errors.Is(err, unix.EPERM) && t.owned:
-			errs = append(errs, fmt.Errorf("table %s belongs to an agent that is running: stop it first: %w", t.name, err))
+			errs = append(errs, fmt.Errorf("table %s is that of an agent that is running, and goes with it: stop the agent, then clean up again", t.name))
 		default:
 			errs = append(errs, err)
 		}
