@@ -65,7 +65,12 @@ func TestReplacedWithoutAGapUnderAStorm(t *testing.T) {
 				})
 			}
 			applied := 0
-			for end := time.Now().Add(3 * time.Second); time.Now().Before(end); applied++ {
+			enough := func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return answers["diverted"] >= 1000
+			}
+			for begun := time.Now(); time.Since(begun) < 3*time.Second || !enough() && time.Since(begun) < 30*time.Second; applied++ {
 				w.reapply(m, states[applied%len(states)])
 			}
 			close(stop)
