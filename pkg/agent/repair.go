@@ -108,7 +108,7 @@ func (k *keeper) damage(ctx context.Context) (all []intercept.Damage, err error)
 	if !k.placed.fixed { // else they are the mode's
 		gone, err := k.addresses.Verify(k.placed.addresses...)
 		if all, errs = append(all, gone...), append(errs, err); len(gone) == 0 && err == nil {
-			k.view.setAddresses(nil)
+			_ = k.view.setAddresses(nil) // what it was does not matter
 		}
 		all = append(all, k.listeners.Verify()...)
 	}

@@ -197,28 +197,3 @@ func (t *tool) jumps(f rules.IPTablesFamily) (map[string][]rules.IPRule, error) 
 	}
 	return found, nil
 }
-
-// intact says whether every jump of the family stands before everybody else's
-// rules. Those of another generation of ours may be in front.
-func (t *tool) intact(f rules.IPTablesFamily) (bool, error) {
-	for _, table := range f.Tables {
-		for _, hook := range hooks[table.Name] {
-			if !slices.ContainsFunc(table.Jumps, func(j rules.IPRule) bool { return j.Chain == hook }) {
-				continue
-			}
-			list, err := t.hook(table.Name, hook)
-			if err != nil {
-				return false, err
-			}
-			if i := slices.IndexFunc(list, func(r rules.IPRule) bool { return !ours(r.Target()) }); i >= 0 {
-				list = list[:i]
-			}
-			for _, j := range table.Jumps {
-				if j.Chain == hook && !slices.ContainsFunc(list, func(r rules.IPRule) bool { return r.Target() == j.Target() }) {
-					return false, nil
-				}
-			}
-		}
-	}
-	return true, nil
-}
