@@ -101,7 +101,7 @@ func TestConnsOfEveryGeneration(t *testing.T) {
 		s := &http.Server{Handler: observe.AdminHandler(func() error { return nil }, pages)}
 		done := make(chan error, 1)
 		go func() { done <- s.Serve(l) }()
-		t.Cleanup(func() { _ = s.Close(); <-done })
+		t.Cleanup(func() { _, _ = s.Close(), <-done })
 	}
 	all, err := everyConn(t.Context(), path)
 	if err != nil || len(all) != 2 || all[0].ID+all[1].ID != "newold" {

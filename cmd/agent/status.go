@@ -29,7 +29,7 @@ func statusCommand() *cobra.Command {
 
 Where several run, as during an upgrade, that is the one of the container that
 the command is executed in, or else the newest; the others are named.`,
-		Args:  cli.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			own := observe.OwnSocket(socket)
 			s, err := ask(c.Context(), own)

@@ -151,10 +151,9 @@ func cgroups(t *testing.T, path string) (*workload.Index, uint64) {
 	t.Helper()
 	netns.Require(t)
 	root := "/sys/fs/cgroup/unified"
-	x, err := workload.NewIndex(root)
-	if err != nil {
+	if _, err := workload.NewIndex(root); err != nil {
 		root = "/sys/fs/cgroup"
-		if x, err = workload.NewIndex(root); err != nil {
+		if _, err = workload.NewIndex(root); err != nil {
 			t.Skip(err)
 		}
 	}
@@ -174,7 +173,8 @@ func cgroups(t *testing.T, path string) (*workload.Index, uint64) {
 		t.Fatal(err)
 	}
 	node, _, _ := strings.Cut(path, "/")
-	if x, err = workload.NewIndex(filepath.Join(root, node)); err != nil {
+	x, err := workload.NewIndex(filepath.Join(root, node))
+	if err != nil {
 		t.Fatal(err)
 	}
 	return x, info.Sys().(*syscall.Stat_t).Ino

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	var err error
 	if bin, err = os.MkdirTemp("", "kasway-chaos-"); err == nil {
-		defer os.RemoveAll(bin)
+		defer func() { _ = os.RemoveAll(bin) }()
 		err = stack.Build(bin, false)
 	}
 	if err != nil {

@@ -35,7 +35,7 @@ func forbid(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 }
 
 // A hook on the node's cgroup sees what the node and its pods dial, and nobody
@@ -177,7 +177,7 @@ func BenchmarkDial(b *testing.B) {
 	if err != nil {
 		b.Skip(err)
 	}
-	defer topo.Close()
+	defer func() { _ = topo.Close() }()
 	l, err := topo.Node.Listen("tcp", "127.0.0.1:1234")
 	if err != nil {
 		b.Fatal(err)

@@ -34,7 +34,8 @@ func ownRoot(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := removeScratch(dir); err != nil {
+		// A test that fails may have left some.
+		if err := errors.Join(sweepScratch(dir), removeScratch(dir)); err != nil {
 			t.Error(err)
 		}
 	})
@@ -66,7 +67,7 @@ func TestSweepScratch(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	defer os.Remove(other)
+	defer func() { _ = os.Remove(other) }()
 	dir, err := os.Open(left)
 	if err != nil {
 		t.Fatal(err)

@@ -152,11 +152,14 @@ func TestTryAfterAKilledOne(t *testing.T) {
 		t.Error(err)
 	}
 	select {
-	case <-ended:
+	case err := <-ended:
+		_ = err // that it was killed
 	case <-time.After(5 * time.Second):
 		t.Error("the killed probe's child runs on")
 		_ = child.Process.Kill()
-		<-ended
+		if err := <-ended; err == nil {
+			t.Error("it ended well")
+		}
 	}
 	leftNothing(t, root)
 }

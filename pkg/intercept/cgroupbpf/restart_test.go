@@ -197,7 +197,7 @@ func (h *hammer) succeeds(t *testing.T) {
 func (h *hammer) stop(t *testing.T) {
 	t.Helper()
 	h.end()
-	h.listener.Close()
+	_ = h.listener.Close()
 	h.wg.Wait()
 	if err, _ := h.strange.Load().(error); err != nil {
 		t.Error(err)

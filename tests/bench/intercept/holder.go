@@ -33,10 +33,9 @@ type holderRequest struct {
 // holder is the role "holder": one mode, and listeners that stay open whether it
 // diverts or not, so that the same ones can be reached without it.
 type holder struct {
-	maker   maker
-	mode    intercept.Mode
-	ports   map[string]rules.Ports
-	applied bool
+	maker maker
+	mode  intercept.Mode
+	ports map[string]rules.Ports
 }
 
 func runHolder(name, cgroup string) error {

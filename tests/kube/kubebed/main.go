@@ -100,7 +100,7 @@ func kubectl(args []string) error {
 // on runs a command as a host process of a node.
 func on(args []string) error {
 	if len(args) < 2 {
-		return fmt.Errorf("usage: kubebed on NODE COMMAND...")
+		return fmt.Errorf("usage: kubebed on NODE COMMAND [ARGUMENT]")
 	}
 	bin, err := bed.Build(context.Background())
 	if err != nil {
