@@ -24,9 +24,11 @@ const informerCount = 50
 const settle = 3 * time.Second
 
 // How long each outage lasts, and how long after it everything that may still
-// come has come: client-go backs off for up to a minute.
+// come has come: client-go backs off for up to a minute. An outage ends amid a
+// hold: a client's dial is held for 5 s and reset, and then the client itself waits
+// for a second, so a multiple of 6 s would measure that wait or not, by chance.
 const (
-	outageLength = 30 * time.Second
+	outageLength = 32 * time.Second
 	agentOutage  = 20 * time.Second
 	afterOutage  = 70 * time.Second
 )
