@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"syscall"
 	"testing"
 
@@ -158,5 +159,48 @@ func TestOwnSocketsForgetTheLosers(t *testing.T) {
 	attempt() // came too late
 	if _, kept := o.ports[a.ports[0]]; !kept || len(o.ports) != 1 {
 		t.Errorf("known are %v, want the connection alone", o.ports)
+	}
+}
+
+// The watcher hears of every socket that is open, and of each one to come before
+// it connects, by the number that the kernel knows it by; never after stop.
+func TestOwnSocketsWatch(t *testing.T) {
+	o := NewOwnSockets(0x40, 0x40)
+	r := newRig(t, ServerConfig{Handle: echo})
+	at := netip.AddrPortFrom(loopback()[0], r.ports.Host4).String()
+	dial := func() (cookie uint64) {
+		t.Helper()
+		c, err := o.DialContext(t.Context(), "tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { shut(c) })
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cerr := raw.Control(func(fd uintptr) { cookie, err = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_COOKIE) }); cerr != nil || err != nil {
+			t.Fatal(cerr, err)
+		}
+		return cookie
+	}
+	var heard []uint64
+	want := []uint64{dial()}
+	stop := o.Watch(func(cookie uint64) { heard = append(heard, cookie) })
+	want = append(want, dial())
+	stop()
+	dial()
+	if !slices.Equal(heard, want) {
+		t.Errorf("heard of %v, want %v", heard, want)
+	}
+	// One that is refused has been heard of: it has connected.
+	before := len(heard)
+	defer o.Watch(func(cookie uint64) { heard = append(heard, cookie) })()
+	known := len(heard) - before
+	if _, err := o.DialContext(t.Context(), "tcp", "127.0.0.1:1"); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("port 1: %v", err)
+	}
+	if known != 3 || len(heard) != before+4 {
+		t.Errorf("a new watcher heard of %d open sockets and %d in all, want 3 and 4", known, len(heard)-before)
 	}
 }

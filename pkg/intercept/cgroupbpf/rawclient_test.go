@@ -192,6 +192,8 @@ func connected(fd int) error {
 }
 
 func (s socketSpec) prepare(fd int) (err error) {
+	// A blocking connect that nobody answers ends with EINPROGRESS.
+	err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 5})
 	if s.Mark != 0 {
 		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, s.Mark))
 	}
