@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
@@ -241,5 +242,41 @@ func TestConnectsAreCounted(t *testing.T) {
 	want := "kas/host/diverted 7 kas/pods/diverted 2 other/pods/diverted 3"
 	if got := strings.Join(nonZero(t, reg), " "); got != want {
 		t.Errorf("counted %q, want %q", got, want)
+	}
+}
+
+// An Apply that waits for another process, which may be frozen, does not make
+// the node take this agent for dead.
+func TestBeatsWhileApplyWaits(t *testing.T) {
+	g := newGround(t)
+	m := g.agent(t, rules.Refuse)
+	beat := func() (at uint64) {
+		if err := m.installed.objects.KwBeat.Lookup(uint32(0), &at); err != nil {
+			t.Error(err)
+		}
+		return at
+	}
+	applied := make(chan error, 1)
+	err := locked(g.pins, false, func() error {
+		go func() { applied <- m.Apply(t.Context(), g.state(rules.Refuse)) }()
+		if err := netns.Poll(5*time.Second, func() error {
+			if m.mu.TryLock() {
+				m.mu.Unlock()
+				return errors.New("Apply has not begun")
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		before := beat()
+		return netns.Poll(5*time.Second, func() error {
+			if beat() == before {
+				return errors.New("no heartbeat while Apply waits")
+			}
+			return nil
+		})
+	})
+	if err := errors.Join(err, <-applied); err != nil {
+		t.Error(err)
 	}
 }
