@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -115,6 +116,11 @@ func (s *scene) startUnit(t *testing.T, mode string) *unit {
 		}
 	})
 	u.cmd.Stdout, u.cmd.Stderr = log, log
+	// Under nohup we ignore SIGHUP, and what we start would do so too. What is
+	// caught here is not ignored there.
+	hangUp := make(chan os.Signal, 1)
+	signal.Notify(hangUp, syscall.SIGHUP)
+	t.Cleanup(func() { signal.Stop(hangUp) })
 	if err := u.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
