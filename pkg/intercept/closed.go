@@ -12,16 +12,16 @@ import (
 	"github.com/kasway/kasway/pkg/rules"
 )
 
-// ForgetClosed lets the kernel forget connections that it once translated to a
-// listener that is not of s, and that are closed: those that an agent which
-// died had taken. It is for the first Apply of modes that have the kernel
+// ForgetClosed lets the kernel forget connections to targets of s that do not
+// lead to its listeners, and that are closed: those that an agent which died had
+// taken, and those that passed while there was none. It is for the first Apply of modes that have the kernel
 // translate addresses, in the calling thread's network namespace.
 //
 // The kernel remembers a connection that was reset by its server for 10 s. A
 // client that happens on the same source port in that time is not asked about
-// any rule: the connection is translated as the former one was, and refused
-// where nobody listens any more (seen with one of some 20,000 connects after a
-// kill -9).
+// any rule: the connection is translated as the former one was, refused where
+// nobody listens any more (seen with one of some 20,000 connects after a kill -9),
+// or passes as it did (one of 10,000 with whenDown direct).
 func ForgetClosed(s rules.State) (forgotten uint, err error) {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -68,7 +68,7 @@ func (c *closedFlows) MatchConntrackFlow(f *netlink.ConntrackFlow) bool {
 	}
 	meant, ok1 := netip.AddrFromSlice(f.Forward.DstIP)
 	got, ok2 := netip.AddrFromSlice(f.Reverse.SrcIP)
-	if !ok1 || !ok2 || !c.ours[got.Unmap()] || c.ports[f.Reverse.SrcPort] {
+	if !ok1 || !ok2 || c.ours[got.Unmap()] && c.ports[f.Reverse.SrcPort] {
 		return false
 	}
 	_, target := c.state.Match(netip.AddrPortFrom(meant.Unmap(), f.Forward.DstPort))

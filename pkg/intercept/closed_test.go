@@ -38,7 +38,7 @@ func TestForgetClosedMatches(t *testing.T) {
 		"it lives":                      {flow("172.30.0.10", 6443, "127.0.0.1", 999, established), false},
 		"ours":                          {flow("172.30.0.10", 6443, "127.0.0.1", 1001, closed), false},
 		"ours, of a pod":                {flow("172.30.0.10", 6443, "169.254.77.1", 1003, closed), false},
-		"direct":                        {flow("172.30.0.10", 6443, "172.30.0.10", 6443, closed), false},
+		"passed without an agent":       {flow("172.30.0.10", 6443, "172.30.0.10", 6443, closed), true},
 		"somebody else's translation":   {flow("10.0.0.1", 80, "127.0.0.1", 8080, closed), false},
 		"another port":                  {flow("172.30.0.10", 443, "127.0.0.1", 999, closed), false},
 		"no TCP":                        {&netlink.ConntrackFlow{}, false},
