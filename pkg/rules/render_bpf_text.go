@@ -58,11 +58,3 @@ func listenersText(s State, d *Divert, v4 bool) (host, pods string) {
 	}
 	return at(s.Clients.Host, netip.IPv6Loopback(), d.Ports.Host6), at(s.Clients.Pods, s.Node6, d.Ports.Pod6)
 }
-
-// prefixText writes a single address as one.
-func prefixText(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.String()
-}

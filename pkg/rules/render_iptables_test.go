@@ -1,17 +1,11 @@
 package rules
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
-
-var updateIPTables = flag.Bool("update-iptables", false, "write the goldens of mode iptables anew")
 
 // iptablesState has one target of both families and the self-test; tests
 // change what they are about.
@@ -74,20 +68,7 @@ func TestRenderIPTables_Goldens(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := iptablesState()
 			change(&s)
-			got := RenderIPTables(s).String()
-			path := filepath.Join("testdata", "iptables", name+".txt")
-			if *updateIPTables {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("rendered differs from %s (-want +got):\n%s", path, diff)
-			}
+			golden(t, filepath.Join("iptables", name+".txt"), RenderIPTables(s).String())
 		})
 	}
 }

@@ -185,7 +185,7 @@ func (r NFTRule) destination() (w []string) {
 	case r.Dst.IsValid() && r.Dst.Bits() == 0:
 		w = append(w, "meta nfproto "+nftProto(r.Dst.Addr()))
 	case r.Dst.IsValid():
-		w = append(w, nftFamily(r.Dst.Addr())+" daddr "+nftPrefix(r.Dst))
+		w = append(w, nftFamily(r.Dst.Addr())+" daddr "+prefixText(r.Dst))
 	}
 	if r.Dst.IsValid() && r.Port != 0 {
 		w = append(w, fmt.Sprintf("tcp dport %d", r.Port))
@@ -207,8 +207,8 @@ func nftProto(a netip.Addr) string {
 	return "ipv6"
 }
 
-// nftPrefix prints a single address as nft lists it, without its length.
-func nftPrefix(p netip.Prefix) string {
+// prefixText writes a single address without its length, as people and nft do.
+func prefixText(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
 	}

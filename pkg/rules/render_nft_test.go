@@ -1,17 +1,11 @@
 package rules
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
-
-var updateNFT = flag.Bool("update-nft", false, "write testdata/nft anew")
 
 func nftEntries(dst ...string) (all []Entry) {
 	for _, d := range dst {
@@ -68,19 +62,8 @@ func nftStates() map[string]State {
 func TestRenderNFTGolden(t *testing.T) {
 	for name, s := range nftStates() {
 		t.Run(name, func(t *testing.T) {
-			got, path := RenderNFT(s), filepath.Join("testdata", "nft", name+".nft")
-			if *updateNFT {
-				if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), got); diff != "" {
-				t.Errorf("(-want +got)\n%s", diff)
-			}
+			got := RenderNFT(s)
+			golden(t, filepath.Join("nft", name+".nft"), got)
 			if again := RenderNFT(s); again != got {
 				t.Error("two renderings differ")
 			}

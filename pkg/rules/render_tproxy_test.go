@@ -1,37 +1,20 @@
 package rules
 
 import (
-	"flag"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
-
-var updateTProxy = flag.Bool("update-tproxy", false, "write testdata/tproxy anew")
 
 func TestRenderTProxyGolden(t *testing.T) {
 	for name, s := range nftStates() {
 		for ending, render := range map[string]func(State) string{".nft": RenderTProxyNFT, ".txt": RenderTProxyIPTables} {
 			t.Run(name+ending, func(t *testing.T) {
-				got, path := render(s), filepath.Join("testdata", "tproxy", name+ending)
-				if *updateTProxy {
-					if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-						t.Fatal(err)
-					}
-				}
-				want, err := os.ReadFile(path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(string(want), got); diff != "" {
-					t.Errorf("(-want +got)\n%s", diff)
-				}
+				got := render(s)
+				golden(t, filepath.Join("tproxy", name+ending), got)
 				if again := render(s); again != got {
 					t.Error("two renderings differ")
 				}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf/link"
 )
@@ -56,8 +57,7 @@ func removePins(ctx context.Context, dir string) error {
 // removeGroup detaches what is pinned in one directory, the last hook first.
 func removeGroup(dir string) error {
 	var errs []error
-	for i := range hooks {
-		h := hooks[len(hooks)-1-i]
+	for _, h := range slices.Backward(hooks) {
 		errs = append(errs, removePin(filepath.Join(dir, h.name)))
 	}
 	rest, err := os.ReadDir(dir)

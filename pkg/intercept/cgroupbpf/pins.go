@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/ebpf"
@@ -184,12 +185,7 @@ func (in *installed) undo() error {
 		if in.alone() {
 			errs = append(errs, os.Remove(filepath.Join(in.dir, beatPin)))
 		}
-		for _, dir := range []string{in.dir, all} {
-			if err := os.Remove(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, fs.ErrNotExist) {
-				errs = append(errs, err)
-			}
-		}
-		return errors.Join(errs...)
+		return errors.Join(append(errs, removeEmpty(in.dir), removeEmpty(all))...)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // nothing had been pinned yet
@@ -206,8 +202,7 @@ func (in *installed) unhook() error {
 	all := filepath.Dir(in.dir)
 	err := locked(all, false, func() error {
 		var errs []error
-		for i := range hooks {
-			h := hooks[len(hooks)-1-i]
+		for _, h := range slices.Backward(hooks) {
 			path := filepath.Join(in.dir, h.name)
 			if l := in.links[h.name]; l != nil && runs(path) == l.program {
 				errs = append(errs, removePin(path))
@@ -217,13 +212,19 @@ func (in *installed) unhook() error {
 		if nobodys(in.dir) {
 			errs = append(errs, removeGroup(in.dir))
 		}
-		if err := os.Remove(all); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
-			errs = append(errs, err)
-		}
-		return errors.Join(errs...)
+		return errors.Join(append(errs, removeEmpty(all))...)
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // somebody has removed it all
+	}
+	return err
+}
+
+// removeEmpty removes a directory unless it is gone, or holds pins of others.
+func removeEmpty(dir string) error {
+	err := os.Remove(dir)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
 	return err
 }
